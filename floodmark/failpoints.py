@@ -54,12 +54,20 @@ OTHER = {
     # A sealed operation whose tables' turn another one has (docs/protocol.md): it waits; asks again; has the turn; the
     # one that has it read the seals of those that wait.
     "turn": ("queued", "waiting", "taken", "joined"),
-    # Segments of the files that an operation will publish are written.
-    "index": ("written",),
+    # Segments alone (docs/protocol.md, section 2b) pass the steps of a write, but for those that stage rows.
+    # written: also of segments that are published with rows; retired: without another segment in their place;
+    # declared, dropped: an index, after its COMMIT.
+    "index": (
+        *("begun", "written", "sealed", "built", "locked", "moved", "published", "cleaned"),
+        *("retired", "declared", "dropped"),
+    ),
     "branch": ("creating", "created", "deleting", "deleted"),  # before and after the COMMIT
     "expire": ("marked",),
     "give_up": ("marked",),
-    "sweep": ("planned", "data_deleted", "metadata_deleted", "marked"),
+    "sweep": (
+        *("segments_deleted", "segments_forgotten"),  # before the files of states
+        *("planned", "data_deleted", "metadata_deleted", "marked"),
+    ),
     "maintain": ("recorded",),
     # A table that a sink ships to: its snapshots are gone, their files still exist; then the files are gone too.
     "destination": ("expired", "swept"),

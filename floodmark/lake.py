@@ -19,7 +19,7 @@ from floodmark.catalog.backup import backup as backup_catalog
 from floodmark.catalog.riders import Rider
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent, batch_rider, stream_rider
-from floodmark.commit.publication import unchanged
+from floodmark.commit.publication import check_riders, unchanged
 from floodmark.commit.recovery import resolve
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, FloodmarkError, Invalid
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame, SparkSession, StructType
     from floodmark.scan import Scan
     from floodmark.schema.file import WantedTable
+    from floodmark.schema.indexes import LakeIndexes
     from floodmark.schema.plan import Plan
     from floodmark.sinks.sinks import LakeSinks
     from floodmark.write.transaction import Transaction
@@ -76,10 +77,11 @@ class Lake:
     Read       scan (rows by a condition, for Arrow, pandas, Polars, DuckDB, Spark), read, read_arrow, sql, changes
     Find       get, get_many (rows by key), lookup (rows by values, in pages); through indexes, without Spark
     Ask        status, health, history, audit
+    Indexes    indexes.create, .drop, .list, .status
     Branches   branches.create, .merge, .diff, .list, .delete
     Sinks      sinks.add, .run, .status, .pause, .resume, .quarantine
     Backfills  backfill.history, .column, .list, .show, .cancel, .resume
-    Upkeep     maintain.run, .compact, .retain, .expire, .sweep; recover, repair, resolve, backup
+    Upkeep     maintain.run, .compact, .retain, .index, .expire, .sweep; recover, repair, resolve, backup
 
     Every write returns a Commit, and with `if_version` is published only if its tables are as they were at that
     version. Errors are kinds of FloodmarkError: each says what failed, the facts, and what to do.
@@ -141,15 +143,22 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
     ) -> Commit:
-        """Create a table. `schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text."""
+        """Create a table. `schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text.
+
+        With `if_version`: `Conflict` if the branch has had a table of this name since that version; with
+        `if_not_exists`, if it has changed one since.
+        """
         from floodmark.write.shape import plan_table
         from floodmark.write.verbs import create
 
         shape = plan_table(name, schema, key=key, partition=partition, sort=sort, properties=properties or {})
         self.engine.get_ready()
         existing = {head.table.lower(): head.table for head in self.heads(branch)}
+        intent = self._intent("create_table", actor, message or f"create {name}", None, branch, if_version)
         if name.lower() in existing:
+            check_riders(self.catalog, intent, intent.expecting((), free=[name]))
             if if_not_exists:
                 return unchanged(self.catalog, self._intent("create_table", None, "", branch=branch))
             raise Invalid(
@@ -157,7 +166,6 @@ class Lake:
                 table=existing[name.lower()],
                 advice="Use if_not_exists=True to keep it. Table names are not case-sensitive.",
             )
-        intent = self._intent("create_table", actor, message or f"create {name}", branch=branch)
         try:
             return create(self.engine, intent, shape)
         except Invalid:
@@ -168,17 +176,24 @@ class Lake:
             raise
 
     def adopt(
-        self, name: str, location: str, *, key: Sequence[str] = (), actor: str | None = None, message: str = ""
+        self,
+        name: str,
+        location: str,
+        *,
+        key: Sequence[str] = (),
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
     ) -> Commit:
         """Adopt an Iceberg table of another engine into the lake; no data file is rewritten or moved.
 
         `location` is its folder or, better, the metadata.json that its catalog points to. From then on only this lake
-        may write to it. `key` is checked to be unique by reading.
+        may write to it. `key` is checked to be unique by reading. `if_version`: as for `create_table`.
         """
         from floodmark.write.verbs import adopt
 
         self.engine.get_ready()
-        intent = self._intent("adopt", actor, message or f"adopt {location}")
+        intent = self._intent("adopt", actor, message or f"adopt {location}", if_version=if_version)
         return adopt(self.engine, intent, name, root_location(location), key)
 
     # ── their shape, as code ──
@@ -948,7 +963,7 @@ class Lake:
 
     def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> TableFacts:
         """One table: its columns, layout, size and place. `keeping`: from when on maintenance is due."""
-        return TableFacts(as_json(table_details(self.catalog, self._head(table, branch), keeping or self.keeping)))
+        return TableFacts(as_json(table_details(self.engine, self._head(table, branch), keeping or self.keeping)))
 
     def contents(self, table: str, *, branch: str = MAIN, limit: int = 50) -> dict[str, Json]:
         """What a table is made of: its partitions and its largest files, so many of each, and how many there are."""
@@ -990,6 +1005,15 @@ class Lake:
     def audit(self, limit: int = 1000) -> list[AuditRow]:
         """Everything that recovery and repairs did, newest first."""
         return self.catalog.history.audit(limit)
+
+    # ── indexes ──
+
+    @cached_property
+    def indexes(self) -> LakeIndexes:
+        """Declare, drop and list indexes, which say in which files and rows a value is."""
+        from floodmark.schema.indexes import LakeIndexes
+
+        return LakeIndexes(self.engine)
 
     # ── branches ──
 

@@ -21,7 +21,7 @@ REDONE = "redone"
 # The process was about to end: the job is interrupted, and any process may resume it.
 LEFT_OFF = "left_off"
 # Of maintenance: what each verb did, all or in part, or why it did not.
-COMPACTED, RETAINED, EXPIRED, SWEPT = "compacted", "retained", "expired", "swept"
+COMPACTED, RETAINED, INDEXED, EXPIRED, SWEPT = "compacted", "retained", "indexed", "expired", "swept"
 CONFLICT, PARTIAL, BELOW_THRESHOLD, PROTECTED = "conflict", "partial", "below_threshold", "protected"
 # Written with the publish of a retention that removed rows before consumers saw them (catalog/riders.py).
 FORCED = "forced"

@@ -138,6 +138,12 @@ class History:
             _check_branch(tx, branch, rows)
         return [to_head(row, branch) for row in rows]
 
+    def all_heads(self) -> list[Head]:
+        """The heads of every branch, main's first."""
+        with self._database.read() as tx:
+            rows = list(tx.execute(select(tables.heads).order_by(tables.heads.c.table_name, tables.heads.c.branch)))
+        return [to_head(row, row.branch) for row in sorted(rows, key=lambda row: row.branch != MAIN)]
+
     def head(self, table: str, branch: str = MAIN) -> Head:
         for row in self._database.ask(_HEAD, {"branch": branch, "table": table}):
             return to_head(row, branch)

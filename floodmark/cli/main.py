@@ -26,6 +26,7 @@ from floodmark.cli import (
     branch,
     column,
     demo,
+    index,
     lifecycle,
     lookup,
     maintain,
@@ -97,6 +98,7 @@ app.add_typer(sink.app, name="sink")
 app.add_typer(spool.app, name="spool")
 app.add_typer(backfill.app, name="backfill")
 app.add_typer(branch.app, name="branch")
+app.add_typer(index.app, name="index")
 CONFIG_HELP = "Settings file (default: ./floodmark.toml). If given, its [lake] section overrides the environment."
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 # No address of a database looks like this: it is a property of the catalog that a sink ships to.

@@ -20,7 +20,16 @@ from floodmark.cli.output import size_text
 from floodmark.cli.progress import maintenance_progress
 from floodmark.errors import Invalid
 from floodmark.maintenance.maintenance import LakeMaintenance
-from floodmark.maintenance.record import COMPACT, EXPIRE, RETAIN, SINK_COMPACT, SINK_EXPIRE, SINK_VERBS, MaintenanceRun
+from floodmark.maintenance.record import (
+    COMPACT,
+    EXPIRE,
+    INDEX,
+    RETAIN,
+    SINK_COMPACT,
+    SINK_EXPIRE,
+    SINK_VERBS,
+    MaintenanceRun,
+)
 from floodmark.report.maintenance import DEFAULTS
 from floodmark.runs import (
     BELOW_THRESHOLD,
@@ -65,7 +74,7 @@ def everything(
     compact_sink: Annotated[bool, typer.Option("--compact", help="With --sink: only compact.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Maintain tables: retain, compact, expire and sweep, in this order, or only one of them."""
+    """Maintain tables: retain, compact, index, expire and sweep, in this order, or only one of them."""
     if context.invoked_subcommand is not None:
         if dry_run or compact_sink or any(option is not None for option in (table, files, keep, grace, sink)):
             raise Invalid(
@@ -134,6 +143,21 @@ def retain(
     if force and not apply and any(record.outcome == PLANNED for record in done.records):
         output.note("Add --apply to do it.")
     _end(context, done, lines or ["nothing to do: no table has a retention policy"])
+
+
+@app.command()
+def index(
+    context: typer.Context,
+    table: Table = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare all segments with the rows first; make wrong ones again.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Cover files that no segment of an index covers, fold small segments, retire those that are not needed."""
+    with _maintenance(context, dry_run) as maintenance, maintenance_progress(context.obj.output) as progress:
+        done = maintenance.index(table, verify=verify, dry_run=dry_run, progress=progress)
+    _end(context, done, [sentence(record) for record in done.records])
 
 
 @app.command()
@@ -282,7 +306,7 @@ def sentence(record: Maintenance, files_min: int | None = None, *, made: str = "
     elif record.verb in SINK_VERBS:
         text = _at_destination(record)
     else:
-        text = {RETAIN: _retained, EXPIRE: _expired}.get(record.verb, _swept)(record)
+        text = {RETAIN: _retained, INDEX: _indexed, EXPIRE: _expired}.get(record.verb, _swept)(record)
     unrecorded = f" (this run could not be recorded: {detail['unrecorded']})" if "unrecorded" in detail else ""
     return f"{record.table}: {text}{unrecorded}" if record.table else f"{text}{unrecorded}"
 
@@ -362,6 +386,38 @@ def _losses(record: Maintenance) -> list[str]:
         for consumer, rows in record.detail.get("lost", {}).items()
         if rows
     ]
+
+
+def _indexed(record: Maintenance) -> str:
+    detail = record.detail
+    planned = record.outcome == PLANNED
+    if not record.table:
+        verb = "would remove" if planned else "removed"
+        count = detail["indexes"]
+        return f"{verb} {count} {'index' if count == 1 else 'indexes'} of tables that do not exist any more"
+    if record.outcome == NOTHING_TO_DO:
+        return "nothing to do: segments cover what they can"
+    conflict = "files or segments changed meanwhile; run it again"
+    if record.outcome == CONFLICT:
+        return f"conflict: {conflict}"
+    covered, folded, retired = (
+        (detail["files"], detail["folding"], detail["retiring"])
+        if planned
+        else (detail["files"], detail["folded"], detail["retired"])
+    )
+    parts = [
+        f"{verb} {count_of(count, noun)}"
+        for verb, count, noun in (
+            ("cover" if planned else "covered", covered, "file"),
+            ("fold" if planned else "folded", folded, "segment"),
+            ("retire" if planned else "retired", retired, "segment"),
+        )
+        if count
+    ]
+    text = f"{'would ' if planned else ''}{', '.join(parts)}"
+    if detail.get("damaged"):
+        text = f"{count_of(detail['damaged'], 'damaged segment')} found; {text}"
+    return f"partial: {text}; {conflict}" if record.outcome == PARTIAL else text
 
 
 def _expired(record: Maintenance) -> str:

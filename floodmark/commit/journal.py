@@ -108,10 +108,10 @@ class JoiningOperation:
 
 @dataclass(frozen=True)
 class EndedOperation:
-    """How an operation is published. `leader`: the operation whose process did it, if not its own."""
+    """How an operation is published. `version`: if it makes one. `leader`: whose process did it, if not its own."""
 
     id: str
-    version: int
+    version: int | None
     cleaned: bool
     leader: str | None = None
 

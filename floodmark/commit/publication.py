@@ -7,6 +7,9 @@
     publish    build, then one SQL transaction (publisher.py); a lost race builds again, unless the plan does not fit
     clean      files of lost attempts are deleted
 
+Segments of indexes alone are published in the same way, but make no version and move no head (decision 0047): they
+refuse no other commit, and no reader sees a change.
+
 A plan that does not fit the heads any more plans again from its staged files, or stages again in an operation of its
 own (`stages_again`). After lost plans it takes the tables' turn. Nothing is visible before the publish (I3), all of it
 is visible after (I2). An error at any step undoes the operation before the caller gets it, so a retry cannot meet a
@@ -64,6 +67,8 @@ class PublishPlan(ABC):
     stages_again = False
     # After lost plans other writers wait for it.
     takes_turn = True
+    # Without an identity: to publish it again changes nothing, so recovery may finish it.
+    repeatable = False
 
     def start(self) -> Start | None:
         """Check before anything is recorded; None: nothing to do. Called again before it is staged again."""
@@ -90,7 +95,8 @@ class PublishPlan(ABC):
 
     def expected(self, intent: Intent, planned: Planned) -> Iterable[Rider]:
         """What holds of these tables if nothing came after the version that the caller expects."""
-        return intent.expecting(self.touched(planned))
+        created = [edit.table for edit in planned.edits if edit.action == CREATE]
+        return intent.expecting(self.touched(planned), free=created)
 
     def kept_changing(self) -> Conflict:
         """What the caller gets after plans_max lost plans."""
@@ -184,7 +190,6 @@ class Publication:
         self._log = log.get(operation.id, kind=intent.kind)
         # The files that segments were made for, and their riders: a new plan may publish the same files.
         self._covered: tuple[frozenset[str], Sequence[Rider]] = frozenset(), ()
-        self._used_spark = False
 
     @classmethod
     def begin(cls, catalog: Catalog, intent: Intent, start: Start) -> Publication:
@@ -248,8 +253,9 @@ class Publication:
                 riders = (*batch, *planned.riders)
                 if not riders and not any(edit.changes_table for edit in edits):
                     return None
-                riders = (*riders, *self._segments(edits), *plan.expected(self.intent, planned))
-                return self._publish(plan, Seal(edits, riders, repeatable=bool(batch)), planned.audit, plans)
+                riders = (*riders, *self._segments(plan, edits), *plan.expected(self.intent, planned))
+                seal = Seal(edits, riders, repeatable=bool(batch) or plan.repeatable)
+                return self._publish(plan, seal, planned.audit, plans)
             except PlanAgain as lost:
                 if plan.stages_again:
                     raise
@@ -261,22 +267,21 @@ class Publication:
                 hit(f"{self.intent.kind}.planned_again")
         raise plan.kept_changing()
 
-    def _segments(self, edits: Sequence[Edit]) -> Sequence[Rider]:
+    def _segments(self, plan: PublishPlan, edits: Sequence[Edit]) -> Sequence[Rider]:
         """What the tables' indexes say of the files that come: true with them, or not at all."""
         maker = self._catalog.segment_maker
         paths = frozenset(file.path for edit in edits for file in edit.added)
         if maker is None or not paths:
             return ()
         if paths != self._covered[0]:
-            riders, used_spark = maker().riders(self.operation, edits)
-            self._covered = paths, riders
-            self._used_spark |= used_spark
+            # Tasks of Spark make some only for a plan that used it: what they leave is known as the plan's own.
+            self._covered = paths, maker().riders(self.operation, edits, spark=plan.used_spark)
         return self._covered[1]
 
     def _publish(self, plan: PublishPlan, seal: Seal, audit: AuditRider | None, plans: int) -> Commit:
         kind = self.intent.kind
         # Task attempts that did not report to the driver may have left files that the seal does not name.
-        leftovers = plan.used_spark or self._used_spark or plan.leftovers or plans > 1
+        leftovers = plan.used_spark or plan.leftovers or plans > 1
         sealed = self._catalog.journal.seal(self.operation, seal, leftovers=leftovers)
         # Crash here: recovery finishes a repeatable operation, and undoes any other.
         hit(f"{kind}.sealed")
@@ -348,9 +353,9 @@ class Publication:
         raise error
 
     def _published(self, found: Operation | None) -> Commit | None:
-        if found is None or found.state != PUBLISHED or found.version is None:
+        if found is None or found.state != PUBLISHED:
             return None
-        return self._catalog.history.commit(found.version)
+        return self._catalog.publisher.commit_of(found)
 
     def _delete_files(self, operation: Operation, plan: PublishPlan) -> None:
         """Best effort: recovery finds what cannot be deleted now.

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy import Connection, bindparam, insert, select, update
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
-from floodmark import log
+from floodmark import clock, log
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database, ReplyLost
 from floodmark.catalog.history import History, publish_facts
@@ -75,7 +75,7 @@ class Publishing:
     """One operation of a group, from its seal to its version.
 
     `judged`: what its process judged of it; of one that joins, the seal that was read. `cleaned`: its folders hold no
-    file that its commit does not name. `version`: once it has one.
+    file that its commit does not name. `version`: once it has one; of one that makes none, the lake's.
     """
 
     operation: Operation
@@ -297,7 +297,7 @@ class Publisher:
         # Crash here: the commit is true; if files of lost attempts are left, its row shows it (`cleaned` is 0).
         hit(f"{points}.published")
         if not own.cleaned:
-            self.clean(own.operation, commit)
+            self.clean(own.operation, commit.version if own.seal.makes_version else None)
         hit(f"{points}.cleaned")
         return commit
 
@@ -454,13 +454,14 @@ class Publisher:
             self._check_tables(tx, own.attempt.tables)
             committed_ms = max(now, facts.committed_ms)
             for place, one in enumerate(group, start=1):
-                one.version = lake.version + place
+                one.version = lake.version + (place if one.seal.makes_version else 0)
             moved: set[str] = set()
             for run in _runs(group):
                 # The riders of an operation see what the operations before it wrote.
                 self._check_riders(tx, run[0], own)
                 self._move_tables(tx, run, moved)
-                record_commits(tx, run, parent, committed_ms)
+                if run[0].seal.makes_version:
+                    record_commits(tx, run, parent, committed_ms)
                 self._end(tx, run, committed_ms)
                 parent = run[-1].version
                 for rider in run[0].riders:
@@ -537,7 +538,10 @@ class Publisher:
 
     def _end(self, tx: Connection, run: Sequence[Publishing], committed_ms: int) -> None:
         """The journal; and turns and places in line, also if no table moved: others must not wait for a lease."""
-        ended = [EndedOperation(one.operation.id, one.version, one.cleaned, one.leader) for one in run]
+        ended = [
+            EndedOperation(one.operation.id, one.version if one.seal.makes_version else None, one.cleaned, one.leader)
+            for one in run
+        ]
         self._journal.mark_published(tx, ended, committed_ms)
         end_turns(tx, [one.operation.id for one in run])
         # One that is planned again may have waited for its plan of before; so may one that recovery publishes.
@@ -609,11 +613,26 @@ class Publisher:
         return None if found.state == STAGED else self._settled(found)
 
     def _settled(self, found: Operation) -> Commit:
-        if found.state == PUBLISHED and found.version is not None:
-            return self._history.commit(found.version)
+        if found.state == PUBLISHED:
+            return self.commit_of(found)
         if found.state == ABANDONED:
             raise fenced(found.id)
         raise Corrupt("the operation is in an unknown state", operation=found.id, state=found.state)
+
+    def commit_of(self, published: Operation) -> Commit:
+        """What an operation's caller gets once it is published. One that makes no version: the branch's head."""
+        if published.version is not None:
+            return self._history.commit(published.version)
+        return Commit(
+            version=self._history.resolve(branch=published.branch),
+            outcome="committed",
+            operation=published.id,
+            kind=published.kind,
+            branch=published.branch,
+            actor=published.actor,
+            message=published.message,
+            committed_ms=clock.now_ms(),
+        )
 
     def _remember(self, group: Sequence[Publishing]) -> None:
         moved = [built for one in group for built in one.attempt.moved if built.edit.action != DROP]
@@ -626,14 +645,20 @@ class Publisher:
                 for path, entries in built.added:
                     self._files.remember_entries(path, entries)
 
-    def named_in_folders(self, operation: Operation, version: int) -> set[str]:
-        """What a published operation's folders may hold: files of its commit, and of those that it published too."""
+    def named_in_folders(self, operation: Operation, version: int | None) -> set[str]:
+        """What a published operation's folders may hold: files of its commit, and of those that it published too.
+
+        One that made no version has segments only.
+        """
+        segments = self._indexes.of_operation(operation.id)
+        if version is None:
+            return segments
         versions = [version, *self._journal.versions_led_by(operation.id)]
         touched = [head for one in versions for head in self._history.touched(one)]
         deletions = {file.location for file in self._history.deletions_of(version)}
-        return self._files.own_files(touched) | deletions | self._indexes.of_operation(operation.id)
+        return self._files.own_files(touched) | deletions | segments
 
-    def clean(self, operation: Operation, commit: Commit, *, last: bool = False) -> int:
+    def clean(self, operation: Operation, version: int | None, *, last: bool = False) -> int:
         """Best effort: delete the files in a published operation's own folders that its commit does not name.
 
         Safe by state (I10): the operation is published, so no other attempt of it can ever be. Its row keeps track of
@@ -641,7 +666,7 @@ class Publisher:
         more, long after (`last`), while the commit's own files can still be identified.
         """
         try:
-            named = self.named_in_folders(operation, commit.version)
+            named = self.named_in_folders(operation, version)
             found = [entry.location for folder in operation.folders for entry in all_files(self._storage, folder)]
             extra = [location for location in found if location not in named]
             with self._storage.batch():

@@ -86,8 +86,7 @@ class Recovery:
             self._look(row, now, report, look_again)
         elif row.state == PUBLISHED:
             if self._catalog.journal.is_dead(row, now):
-                commit = self._catalog.history.commit(row.version or 0)
-                report.files_deleted += self._catalog.publisher.clean(to_operation(row), commit)
+                report.files_deleted += self._catalog.publisher.clean(to_operation(row), row.version)
         elif given_up:
             self._roll_back(row, "discarded", "given up by an operator", report, given_up=True)
         elif row.state not in STATES:
@@ -254,8 +253,8 @@ def resolve(catalog: Catalog, recovery: Recovery | None, operation: str) -> Comm
         found = catalog.journal.find(operation)
     if found is None or found.state == ABANDONED:
         return None
-    if found.state == PUBLISHED and found.version is not None:
-        return catalog.history.commit(found.version)
+    if found.state == PUBLISHED:
+        return catalog.publisher.commit_of(found)
     raise Incomplete(
         "the operation is still under way",
         operation=operation,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from floodmark.catalog.chunks import ChunkRider, FillRider, PruneRider, RedoRider
-from floodmark.catalog.indexes import IndexRider
+from floodmark.catalog.indexes import DeclareRider, FoldRider, IndexRider
 from floodmark.catalog.jobs import EndRider
 from floodmark.catalog.merge_base import MergeRider
 from floodmark.catalog.riders import BatchRider, MarksRider, Rider, StreamRider, VersionRider
@@ -241,6 +241,12 @@ class Seal:
         return bool(self.edits) and all(edit.is_plain for edit in self.edits)
 
     @property
+    def makes_version(self) -> bool:
+        """Whether the lake is another one afterwards. Segments alone are hints: no reader sees a change."""
+        hints = all(isinstance(rider, IndexRider | FoldRider) for rider in self.riders)
+        return bool(self.edits) or not self.riders or not hints
+
+    @property
     def table_ids(self) -> frozenset[str]:
         """The tables that it changes or depends on."""
         return frozenset(edit.table_id for edit in self.edits)
@@ -303,6 +309,8 @@ _RIDERS: Mapping[str, Callable[..., Rider]] = {
     "spool": SpoolRider.sealed,
     "spool_retry": RetryRider,
     "index": IndexRider.sealed,
+    "declare": DeclareRider.sealed,
+    "fold": FoldRider.sealed,
 }
 
 

@@ -12,7 +12,7 @@ bytes; both are bounded (I14).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -95,7 +95,7 @@ class _OpenSegments:
     def section(self, storage: Storage, row: SegmentRow, form: IndexForm) -> Section | NotCovered:
         key = (row.location, row.index_id)
         with self._lock:
-            found = self._kept.get(key) or self._files.get(key)
+            found = self._kept.get(key, self._files.get(key))
         if found is None:
             found = _open(storage, row, form)
             with self._lock:
@@ -178,7 +178,9 @@ class Coverings:
                 opened.update(one.location for one in covering.sections)
                 return work(covering)
             except (Corrupt, NotFound, FileNotFoundError) as error:
-                location = str(getattr(error, "facts", {}).get("file", ""))
+                # An object store reports at a read what a local file keeps from one that has it open: that it is gone.
+                facts = getattr(error, "facts", {})
+                location = str(facts.get("file") or facts.get("location", ""))
                 if location not in opened:
                     raise
                 index = self._give_up(index, location, error)
@@ -188,6 +190,30 @@ class Coverings:
         """How many of these files the index covers."""
         return len(paths) - len(self.use(index, paths, lambda covering: covering).uncovered)
 
+    def open_sections(self, index: IndexRow, rows: Iterable[SegmentRow]) -> dict[str, Section]:
+        """The index's sections in these segments, by location, without those that are damaged or say nothing of it."""
+        form = form_of(index)
+        found: dict[str, Section] = {}
+        for row in rows:
+            if form is None:
+                break
+            try:
+                section = _OPEN.section(self._catalog.storage, row, form)
+            except (Corrupt, NotFound, FileNotFoundError) as error:
+                self._give_up(index, row.location, error)
+                continue
+            if isinstance(section, Section):
+                found[row.location] = section
+        return found
+
+    def mark_damaged(self, index: IndexRow, locations: Container[str], error: Exception) -> bool:
+        """Do without the segment that an error names; False if it names none of these."""
+        location = str(getattr(error, "facts", {}).get("file", ""))
+        if location not in locations:
+            return False
+        self._give_up(index, location, error)
+        return True
+
     # ── inside ──
 
     def _covering(self, index: IndexRow, paths: Sequence[str], state: str | None, opened: set[str]) -> Covering:
@@ -195,15 +221,15 @@ class Coverings:
         if key is not None and (known := self._states.get(key)) is not None:
             return known
         form = form_of(index)
-        sections = [] if form is None or not paths else self._sections(index, form, opened)
+        sections = self._sections(index, form, opened) if form is not None and paths else ()
         found = cover(sections, {path: place for place, path in enumerate(paths)})
         if key is not None:
             with self._lock:
                 self._states[key] = found
         return found
 
-    def _sections(self, index: IndexRow, form: IndexForm, opened: set[str]) -> list[Section]:
-        sections = []
+    def _sections(self, index: IndexRow, form: IndexForm, opened: set[str]) -> Iterator[Section]:
+        """Opened as they are asked for: retired ones come last, and are needed for old versions only."""
         for row in self._segments(index):
             if row.location in self._broken:
                 continue
@@ -213,8 +239,7 @@ class Coverings:
             except (NotFound, FileNotFoundError) as error:
                 raise NotFound("a segment of an index is gone", file=row.location) from error
             if isinstance(section, Section):
-                sections.append(section)
-        return sections
+                yield section
 
     def _segments(self, index: IndexRow) -> list[SegmentRow]:
         key = (index.id, index.changes)
@@ -240,16 +265,16 @@ class Coverings:
         return next((one for one in indexes.of_table(index.table_id) if one.id == index.id), index)
 
 
-def cover(sections: Sequence[Section], paths: Mapping[str, int]) -> Covering:
+def cover(sections: Iterable[Section], paths: Mapping[str, int]) -> Covering:
     """Which of the files, by their places, each section covers; a file that several cover is the first one's."""
     left = dict(paths)
     used: list[Section] = []
     places: list[Numbers] = []
-    for section in sections:
-        if not left:
-            break
+    for section in sections if left else ():
         here: Numbers = np.array([left.pop(file.path, -1) for file in section.files], np.int64)
         if (here >= 0).any():
             used.append(section)
             places.append(here)
+        if not left:
+            break
     return Covering(tuple(used), tuple(places), tuple(sorted(left.values())))

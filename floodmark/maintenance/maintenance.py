@@ -19,13 +19,14 @@ from floodmark.engine import Engine
 from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid
 from floodmark.failpoints import hit
 from floodmark.json_form import Json
-from floodmark.maintenance.record import COMPACT, EXPIRE, RETAIN, SWEEP, SWEEP_DEEP, MaintenanceRun, VerbRun
+from floodmark.maintenance.record import COMPACT, EXPIRE, INDEX, RETAIN, SWEEP, SWEEP_DEEP, MaintenanceRun, VerbRun
 from floodmark.model import MAIN, Head
 from floodmark.runs import (
     BELOW_THRESHOLD,
     CONFLICT,
     EXPIRED,
     FAILED,
+    INDEXED,
     NOTHING_TO_DO,
     PLANNED,
     PROTECTED,
@@ -57,7 +58,7 @@ class LakeMaintenance:
         self._keeping = keeping
 
     def __repr__(self) -> str:
-        return f"<lake.maintain of {self._catalog.location}: run, compact, retain, expire, sweep>"
+        return f"<lake.maintain of {self._catalog.location}: run, compact, retain, index, expire, sweep>"
 
     # ── the verbs ──
 
@@ -109,6 +110,28 @@ class LakeMaintenance:
             lambda run: self._retain(run, policies, now_ms, force, dry_run, report),
         )
 
+    def index(
+        self,
+        table: str | None = None,
+        *,
+        verify: bool = False,
+        dry_run: bool = False,
+        progress: MaintenanceCallback | None = None,
+    ) -> MaintenanceRun:
+        """Make segments for files that the tables' indexes do not cover, fold small ones, retire what is not needed.
+
+        Of every table that some branch has. It makes no version. `verify`: compare every segment with the rows of its
+        files first, and make those again that differ.
+        """
+        found = {head.table_id: head for head in reversed(self._catalog.history.all_heads())}
+        heads = sorted(found.values(), key=lambda head: head.table) if table is None else self._heads(table)
+        report = for_maintenance(progress)
+        done = self._each(INDEX, heads, dry_run, lambda run: self._index(run, verify, dry_run, report))
+        if table is not None or not self._catalog.indexes.gone():
+            return done
+        gone = self._each(INDEX, [None], dry_run, lambda run: self._remove_indexes(run, dry_run))
+        return MaintenanceRun((*done.records, *gone.records))
+
     def expire(self, *, keep: str | None = None, dry_run: bool = False) -> MaintenanceRun:
         """Expire versions older than `keep` that nothing holds; their files stay until a sweep."""
         window_ms = clock.parse_duration_ms(self._keeping.keep_versions if keep is None else keep)
@@ -133,7 +156,12 @@ class LakeMaintenance:
             self._catalog.history.head(table)
 
         def dead() -> list[Head | None]:
-            found = {states.table_id: states.head for states in self._catalog.expiry.states(grace_ms, table)}
+            retired = self._catalog.indexes.retired(grace_ms)
+            found = {
+                states.table_id: states.head
+                for states in self._catalog.expiry.all_states(grace_ms, table)
+                if states.dead or states.deletions or states.table_id in retired
+            }
             # A table whose last sweep failed is swept again even if nothing is left to do, so that its record shows it.
             failed = {
                 one.table_id
@@ -166,7 +194,7 @@ class LakeMaintenance:
         dry_run: bool = False,
         progress: MaintenanceCallback | None = None,
     ) -> MaintenanceRun:
-        """All verbs in order: remove due rows, compact small files, expire old versions, sweep their files."""
+        """All verbs in order: remove due rows, compact small files, index, expire old versions, sweep their files."""
         records: list[Maintenance] = []
         heads = self._heads(table)
         files_min = self._keeping.compact_files if files_min is None else files_min
@@ -178,6 +206,7 @@ class LakeMaintenance:
         if table is None or self._catalog.maintenance.policy(heads[0].table_id).retention is not None:
             records += self.retain(table, dry_run=dry_run, progress=progress).records
         records += self.compact(table, files_min=files_min, dry_run=dry_run, progress=progress).records
+        records += self.index(table, dry_run=dry_run, progress=progress).records
         records += self.expire(keep=keep, dry_run=dry_run).records
         records += self.sweep(table, grace=grace, dry_run=dry_run, progress=progress).records
         return MaintenanceRun(tuple(records))
@@ -258,6 +287,33 @@ class LakeMaintenance:
             lambda head: retain(self._engine, intent, head, policy, now_ms=now_ms, force=force, report=report),
         )
 
+    def _index(self, run: VerbRun, verify: bool, dry_run: bool, report: Report | None) -> None:
+        from floodmark.maintenance.index import Indexed, find_damaged, maintain_index, plan_index
+
+        assert run.head is not None
+        head = run.head
+        damaged = find_damaged(self._engine, head.table_id) if verify else {}
+        if dry_run:
+            plan = plan_index(self._engine, head.table_id, without=damaged)
+            if plan is not None:
+                run.outcome, run.detail = plan.outcome, plan.as_dict()
+            return
+        done = Indexed(damaged=len(damaged))
+        for location in damaged:
+            self._catalog.indexes.mark_broken(location)
+        try:
+            maintain_index(self._engine, self._intent(INDEX, f"index {head.table}"), head.table_id, done, report)
+        finally:
+            run.outcome, run.detail = done.outcome, done.as_dict()
+
+    def _remove_indexes(self, run: VerbRun, dry_run: bool) -> None:
+        """Remove indexes of tables that do not exist any more."""
+        gone = self._catalog.indexes.gone()
+        run.detail = {"indexes": len(gone)}
+        run.outcome = NOTHING_TO_DO if not gone else PLANNED if dry_run else INDEXED
+        if not dry_run:
+            self._catalog.indexes.remove(gone)
+
     def _expire(self, run: VerbRun, window_ms: int, dry_run: bool) -> None:
         before_ms = self._now_ms() - window_ms
         expiry = self._catalog.expiry
@@ -269,24 +325,40 @@ class LakeMaintenance:
 
     def _last_look(self, run: VerbRun, grace_ms: int, dry_run: bool) -> None:
         from floodmark.maintenance.sweep import Swept, plan_leftovers, sweep_leftovers
+        from floodmark.maintenance.sweep_segments import plan_without_table, sweep_segments
 
         found = plan_leftovers(self._catalog, grace_ms)
-        doomed = [file for _, files in found for file in files]
+        segments = plan_without_table(self._catalog)
+        doomed = [*(file for _, files in found for file in files), *segments]
         done = Swept()
-        self._swept(run, doomed, dry_run, done, lambda: sweep_leftovers(self._catalog, found, done))
+
+        def work() -> None:
+            sweep_leftovers(self._catalog, found, done)
+            sweep_segments(self._catalog, segments, done)
+
+        self._swept(run, doomed, dry_run, done, work)
         if not dry_run:
             self._catalog.expiry.forget_bare(grace_ms)
 
     def _sweep(self, run: VerbRun, grace_ms: int, dry_run: bool, report: Report | None) -> None:
         from floodmark.maintenance.sweep import Swept, plan_table, sweep_table
+        from floodmark.maintenance.sweep_segments import plan_segments, sweep_segments
 
         assert run.head is not None
         head = run.head
         plan = plan_table(self._catalog, head.table, head.table_id, grace_ms)
-        if plan is None:
-            return  # another sweep was quicker
+        segments = plan_segments(self._engine, head.table, head.table_id, grace_ms)
+        if plan is None and not segments:
+            return  # another sweep was quicker, or older versions still need what was retired
         done = Swept()
-        self._swept(run, plan.doomed, dry_run, done, lambda: sweep_table(self._catalog, plan, done, report))
+
+        def work() -> None:
+            # Segments first: the last state of a dropped table is what leads here.
+            sweep_segments(self._catalog, segments, done)
+            if plan is not None:
+                sweep_table(self._catalog, plan, done, report)
+
+        self._swept(run, [*segments, *(plan.doomed if plan is not None else ())], dry_run, done, work)
 
     def _sweep_deep(self, run: VerbRun, grace_ms: int, dry_run: bool) -> None:
         from floodmark.maintenance.sweep import Swept, plan_deep, sweep_deep

@@ -13,8 +13,8 @@ from floodmark.json_form import Json
 from floodmark.model import Head
 from floodmark.runs import BELOW_THRESHOLD, CONFLICT, FAILED, NOTHING_TO_DO, PARTIAL, PROTECTED, REFUSED
 
-COMPACT, RETAIN, EXPIRE, SWEEP, SWEEP_DEEP = "compact", "retain", "expire", "sweep", "sweep_deep"
-VERBS = (RETAIN, COMPACT, EXPIRE, SWEEP)
+COMPACT, RETAIN, INDEX, EXPIRE, SWEEP, SWEEP_DEEP = "compact", "retain", "index", "expire", "sweep", "sweep_deep"
+VERBS = (RETAIN, COMPACT, INDEX, EXPIRE, SWEEP)
 # On tables that a sink ships to, in their own catalog.
 SINK_COMPACT, SINK_EXPIRE, SINK_SWEEP = "sink_compact", "sink_expire", "sink_sweep"
 SINK_VERBS = (SINK_COMPACT, SINK_EXPIRE, SINK_SWEEP)

@@ -1,7 +1,8 @@
 """Sweep: delete files that nothing can ever refer to again, by state and never by age alone (I10).
 
-Three kinds are found without listing the lake: files that only dead states of a table name (table_states.py), deletions
-files below every consumer, files that executors wrote for an operation that had ended. `deep` lists everything instead.
+Four kinds are found without listing the lake: files that only dead states of a table name (table_states.py), deletions
+files below every consumer, segments that indexes do not need any more (sweep_segments.py), files that executors wrote
+for an operation that had ended. `deep` lists everything instead.
 
 Why two neighbours are enough to know what a dead state shares with others, in a table that only main wrote: a file is
 added by one commit, and once removed is never added again. So the states that name it are consecutive; if any kept
@@ -17,7 +18,7 @@ is to be done; if some of the metadata is gone already, the data files that it n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -33,6 +34,7 @@ from floodmark.runs import NOTHING_TO_DO, SWEPT, Progress, Report
 from floodmark.storage import join, local_path
 
 DATA, DELETIONS, MANIFEST, LIST, METADATA, LEFTOVER = "data", "deletions", "manifest", "list", "metadata", "leftover"
+SEGMENT = "segment"
 # Data before what names it.
 _ORDER = (DATA, DELETIONS, MANIFEST, LIST, METADATA)
 DELETES_AT_ONCE = 1000
@@ -236,6 +238,23 @@ def _locations(catalog: Catalog, state: Head, looked: set[str] | None = None) ->
         raise _gone(state, error) from error
 
 
+def keep_named(catalog: Catalog, states: TableStates, wanted: Mapping[str, Collection[str]]) -> set[str]:
+    """Those of `wanted` (by any name: data files) of which a state that may still be read names a file."""
+    left = {name: set(files) for name, files in wanted.items() if files}
+    kept: set[str] = set()
+    looked: set[str] = set()
+    for state in states.states:
+        if not left:
+            break
+        if state.version in states.dead or not state.metadata_location:
+            continue
+        named = set(_locations(catalog, state, looked))
+        found = {name for name, files in left.items() if not named.isdisjoint(files)}
+        kept |= found
+        left = {name: files for name, files in left.items() if name not in found}
+    return kept
+
+
 def _gone(state: Head, error: Exception) -> Corrupt:
     return Corrupt(
         "a file of the table's history is gone, so nothing of this table is deleted",
@@ -291,7 +310,7 @@ def plan_leftovers(catalog: Catalog, quiet_ms: int) -> list[tuple[Operation, lis
 
 def _leftovers(catalog: Catalog, operation: Operation) -> list[Doomed]:
     named: set[str] = set()
-    if operation.state == PUBLISHED and operation.version is not None:
+    if operation.state == PUBLISHED:
         named = catalog.publisher.named_in_folders(operation, operation.version)
     reason = f"written for operation {operation.id} after it had ended ({operation.state})"
     return [

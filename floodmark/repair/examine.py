@@ -81,7 +81,37 @@ def examine_lake(catalog: Catalog, *, deep: bool = False) -> list[Check]:
     checks += [_examine_table(catalog, head, known) for head, known in _current(catalog, heads)]
     checks += _examine_branches(catalog, {head.table_id: head.metadata_location for head in heads})
     checks.append(_examine_versions(catalog, deep=deep))
+    checks += _examine_indexes(catalog, deep=deep)
     return [*checks, *_examine_sinks(catalog), *_examine_jobs(catalog, heads)]
+
+
+def _examine_indexes(catalog: Catalog, *, deep: bool) -> list[Check]:
+    """The segments of all indexes; nothing for a lake without any."""
+    indexes = {index.id: index for index in catalog.indexes.all()}
+    rows = [
+        row for table_id in {one.table_id for one in indexes.values()} for row in catalog.indexes.segments(table_id)
+    ]
+    if not rows:
+        return []
+    # Imported late: a lake without indexes is examined without Arrow.
+    from floodmark.index.verification import problem_of
+
+    known = sum(row.broken and row.retired_ms is None for row in rows)
+    try:
+        found = [
+            f"{row.location} ({problem})"
+            for row in rows
+            if not row.broken and (problem := problem_of(catalog, indexes.get(row.index_id), row, deep=deep))
+        ]
+    except FloodmarkError as error:
+        return [Check("indexes", False, str(error))]
+    if found or known:
+        damaged = [f"{len(found)} segment(s) are damaged: {', '.join(found[:3])}"] if found else []
+        damaged += [f"{known} segment(s) are known to be damaged"] if known else []
+        advice = "rows are found without them; `floodmark maintain index --verify` makes them again"
+        return [Check("indexes", False, f"{'; '.join(damaged)}; {advice}")]
+    more = "compared with the rows" if deep else "with the recorded sizes; --deep compares them with the rows"
+    return [Check("indexes", True, f"{len(rows)} segments of {len(indexes)} indexes, {more}")]
 
 
 def _examine_sinks(catalog: Catalog) -> list[Check]:

@@ -10,10 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from floodmark import clock
+from floodmark.catalog.indexes import IndexFigures
 from floodmark.catalog.maintenance_state import LAKE, Maintenance, Policy
 from floodmark.commit.catalog import Catalog
 from floodmark.json_form import Reported
-from floodmark.maintenance.record import COMPACT, RETAIN, VERBS
+from floodmark.maintenance.folds import ENTRIES_FOLDED_MAX, FILES_FOLDED_MAX, SEGMENTS_MAX
+from floodmark.maintenance.record import COMPACT, INDEX, RETAIN, VERBS
 from floodmark.model import Head
 from floodmark.runs import FAILED, REFUSED
 from floodmark.settings.settings import MaintainSettings
@@ -46,6 +48,7 @@ class MaintenanceOverview:
     small_files: Mapping[str, int | None] = field(default_factory=dict)
     policies: Mapping[str, Policy] = field(default_factory=dict)
     sinks: Collection[str] = ()
+    indexes: Sequence[IndexFigures] = ()
 
     def last(self, verb: str, table_id: str) -> Maintenance | None:
         return next((one for one in self.newest if (one.verb, one.table_id) == (verb, table_id)), None)
@@ -54,7 +57,8 @@ class MaintenanceOverview:
 def read_maintenance(catalog: Catalog) -> MaintenanceOverview:
     upkeep = catalog.maintenance
     sinks = {sink.name for sink in catalog.sinks.all()}
-    return MaintenanceOverview(upkeep.newest(), upkeep.small_files(), upkeep.policies(), sinks)
+    indexes = catalog.indexes.figures(ENTRIES_FOLDED_MAX, FILES_FOLDED_MAX)
+    return MaintenanceOverview(upkeep.newest(), upkeep.small_files(), upkeep.policies(), sinks, indexes)
 
 
 def unanswered(upkeep: MaintenanceOverview, heads: Sequence[Head]) -> list[Maintenance]:
@@ -126,7 +130,21 @@ def due_of_table(head: Head, upkeep: MaintenanceOverview, keeping: MaintainSetti
     small = upkeep.small_files.get(head.table_id)
     if small is not None and small > _left_alone(upkeep.last(COMPACT, head.table_id), keeping):
         found.append(f"compact {head.table}: {small} small files")
-    return found
+    parts = _due_of_indexes(head, upkeep)
+    return [*found, *([f"index {head.table}: {', '.join(parts)}"] if parts else [])]
+
+
+def _due_of_indexes(head: Head, upkeep: MaintenanceOverview) -> list[str]:
+    """Segments may be of files that the table has no more: at least so many files are without one."""
+    mine = [one for one in upkeep.indexes if one.table_id == head.table_id]
+    last = upkeep.last(INDEX, head.table_id)
+    skipped: Mapping[str, int] = {} if last is None else last.detail.get("not_coverable", {})
+    missing = max((head.files - one.files - skipped.get(one.index_id, 0) for one in mine), default=0)
+    folding = sum(one.foldable for one in mine if one.foldable > SEGMENTS_MAX)
+    broken = sum(one.broken for one in mine)
+    parts = [f"{count_of(missing, 'file')} to cover"] if missing > 0 else []
+    parts += [f"{folding} segments to fold"] if folding else []
+    return parts + ([f"{count_of(broken, 'damaged segment')} to make again"] if broken else [])
 
 
 def _left_alone(last: Maintenance | None, keeping: MaintainSettings) -> int:

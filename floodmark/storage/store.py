@@ -251,9 +251,12 @@ class Storage:
         self.end(held)
 
     def end(self, held: Held) -> None:
-        """Give held files their names, durable and all at once. After an error each of them is whole or absent."""
-        files, folders = held.take()
-        self._local.sync_folders(folders.union(*at_once([partial(self._end, file) for file in files])))
+        """Give held files their names, durable and all at once. After an error each of them is whole or absent.
+
+        When it returns, what another thread began to end is durable too.
+        """
+        with held.ending() as (files, folders):
+            self._local.sync_folders(folders.union(*at_once([partial(self._end, file) for file in files])))
 
     def _held(self) -> Held | None:
         return getattr(self._thread, "held", None)

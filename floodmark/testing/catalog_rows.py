@@ -97,6 +97,7 @@ class BranchRow:
 @dataclass(frozen=True)
 class OperationRow:
     id: str
+    kind: str
     state: str
     seal_hash: str | None
     version: int | None

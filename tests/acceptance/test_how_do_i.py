@@ -28,6 +28,7 @@ ASKED = (
         "would open",
         "Query",
         "Change some",
+        "Declare an index",
     ),
     *(
         "Delete",

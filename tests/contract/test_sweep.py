@@ -537,6 +537,7 @@ def test_a_lake_in_object_storage_is_maintained_in_the_same_way(s3_server: S3Ser
         done = lake.maintain.run(files_min=2, keep="0s", grace="0s")
         assert {record.verb: record.outcome for record in done.records if record.table == "people"} == {
             "compact": "compacted",
+            "index": "indexed",
             "sweep": "swept",
         }
         assert len({entry.location for entry in lake.catalog.storage.list(location)} - before) > 0

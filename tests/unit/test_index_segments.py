@@ -177,6 +177,32 @@ def test_every_row_of_a_value_is_a_candidate(
         ]
 
 
+def below_a_null() -> pa.Array:
+    """Lists of which one that is null has values below it: Parquet never gives such ones, rows of a caller may be."""
+    offsets, nulls = pa.array([0, 2, 4, 6], pa.int32()), pa.array([False, True, False])
+    return pa.ListArray.from_arrays(offsets, pa.array(range(6)), mask=nulls)
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        below_a_null(),
+        below_a_null().slice(1),
+        pa.chunked_array([below_a_null(), below_a_null().slice(1)]),
+        pa.array([[0, 1], None, [2, 3]], pa.list_(pa.int64(), 2)).slice(1),
+        pa.array([[0], None, [1, 2], []], pa.large_list(pa.int64())).slice(1),
+        pa.array([[0], None, [1, 2], []], pa.list_view(pa.int64())).slice(1),
+    ],
+    ids=lambda lists: str(lists.type),
+)
+def test_values_in_lists_have_their_own_rows_however_the_lists_are_laid_out(lists: pa.Array) -> None:
+    def pairs(column: pa.Array) -> list[Row]:
+        entries = make_entries([column], SECRET, file=0, position=7)
+        return sorted(zip(entries.high.tolist(), entries.positions.tolist(), strict=True))
+
+    assert pairs(lists) == pairs(pa.array(lists.to_pylist(), pa.list_(pa.int64())))
+
+
 @pytest.mark.parametrize("encoder", [ENCODER, FOUR_BITS], ids=["", "4-bits"])
 @pytest.mark.parametrize("wide", [False, True], ids=["numbers", "texts"])
 def test_many_blocks_against_a_dict(encoder: Encoder, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,10 @@ class SinkTask:
 
 @dataclass(frozen=True)
 class MaintainTask:
-    """Retains, compacts, expires and sweeps, in this order, as `floodmark maintain` does; stops between two parts."""
+    """Retains, compacts, indexes, expires and sweeps, in this order, as `floodmark maintain` does.
+
+    It stops between two parts.
+    """
 
     lake: Lake
     settings: MaintainSettings
@@ -89,6 +92,7 @@ class MaintainTask:
         yield keeper.retain
         for head in self.lake.heads():
             yield lambda table=head.table: keeper.compact(table, files_min=chosen.compact_files)  # type: ignore[misc]
+        yield keeper.index
         yield lambda: keeper.expire(keep=chosen.keep_versions)
         yield lambda: keeper.sweep(grace=chosen.grace)
         for sink in self.lake.catalog.sinks.all():

@@ -139,7 +139,7 @@ def _state(app: FastAPI, service: Service) -> None:
     ask = partial(_ask, service)
 
     def details(table: str) -> TableDetails:
-        return table_details(catalog, catalog.history.head(known_form(table)), keeping)
+        return table_details(service.lake.engine, catalog.history.head(known_form(table)), keeping)
 
     @app.get("/api/overview", response_model=Overview, responses=_READ)
     async def get_overview(request: Request) -> Response:
