@@ -24,9 +24,9 @@ from floodmark.rows.index.probe import probe
 from floodmark.rows.index.segment import (
     CoveredFile,
     IndexForm,
+    IndexSegment,
     Section,
     SectionPlan,
-    Segment,
     SegmentRecord,
     open_segment,
     write_segment,
@@ -58,7 +58,7 @@ class _Bench:
         self._repeats = shop.sizes.read_repeats
         self._storage = Storage({})
         self._root = root_location(str(shop.new_path("index")))
-        self._segments: list[Segment] = []
+        self._segments: list[IndexSegment] = []
         shop.say(f"{self._rows:,} random keys")
         chance = np.random.default_rng(21)
         letters = LETTERS[chance.integers(0, len(LETTERS), self._rows * KEY_CHARACTERS, np.uint8)]
@@ -152,7 +152,7 @@ class _Bench:
             tail_bytes=record.tail_bytes,
             digest=record.digest,
         )
-        if not isinstance(segment, Segment):
+        if not isinstance(segment, IndexSegment):
             raise RuntimeError("a segment was not understood")
         self._segments.append(segment)
         section = segment.section(FORM)

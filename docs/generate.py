@@ -117,7 +117,10 @@ def _section(title: str, help_text: str) -> str:
 
 
 def _exit_codes() -> str:
-    rows = [(0, "", "Done; also when there was nothing to do."), (1, "", "Failed: a check, or something unexpected.")]
+    rows = [
+        (0, "", "Done; also when there was nothing to do."),
+        (1, "", "Failed: a check, a key without a row (`get`), or something unexpected."),
+    ]
     rows += [(kind.exit_code, f"`{kind.__name__}`", (kind.__doc__ or "").splitlines()[0]) for kind in error_kinds()]
     rows += [(READER_LEFT, "", "The program that reads the output has closed it, as `head` does. Not an error.")]
     rows.sort(key=lambda row: row[0])

@@ -19,6 +19,7 @@ from floodmark.storage import Storage
 
 if TYPE_CHECKING:
     from floodmark.index.covering import Coverings
+    from floodmark.index.lookup import Lookups
     from floodmark.index.writing import SegmentWriter
 
 
@@ -40,7 +41,7 @@ class Engine:
 
     @cached_property
     def reader(self) -> Reader:
-        return Reader(self.catalog, self.sessions)
+        return Reader(self.catalog, self.sessions, lambda: self.lookups)
 
     @cached_property
     def segments(self) -> SegmentWriter:
@@ -54,6 +55,12 @@ class Engine:
         from floodmark.index.covering import Coverings
 
         return Coverings(self.catalog)
+
+    @cached_property
+    def lookups(self) -> Lookups:
+        from floodmark.index.lookup import Lookups
+
+        return Lookups(self.catalog, self.coverings)
 
     @cached_property
     def recovery(self) -> Recovery:

@@ -55,8 +55,12 @@ OTHER = {
     # one that has it read the seals of those that wait.
     "turn": ("queued", "waiting", "taken", "joined"),
     # Segments alone (docs/protocol.md, section 2b) pass the steps of a write, but for those that stage rows.
-    # written: also of segments that are published with rows; retired: without another segment in their place.
-    "index": ("begun", "written", "sealed", "built", "locked", "moved", "published", "cleaned", "retired"),
+    # written: also of segments that are published with rows; retired: without another segment in their place;
+    # declared, dropped: an index, after its COMMIT.
+    "index": (
+        *("begun", "written", "sealed", "built", "locked", "moved", "published", "cleaned"),
+        *("retired", "declared", "dropped"),
+    ),
     "branch": ("creating", "created", "deleting", "deleted"),  # before and after the COMMIT
     "expire": ("marked",),
     "give_up": ("marked",),

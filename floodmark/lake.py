@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -19,7 +19,7 @@ from floodmark.catalog.backup import backup as backup_catalog
 from floodmark.catalog.riders import Rider
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.intent import Intent, batch_rider, stream_rider
-from floodmark.commit.publication import unchanged
+from floodmark.commit.publication import check_riders, unchanged
 from floodmark.commit.recovery import resolve
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, FloodmarkError, Invalid
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from floodmark.backfill.backfills import LakeBackfills
     from floodmark.branches.branches import LakeBranches
     from floodmark.branches.records import BranchDiff, RollbackPlan, RolledBack
+    from floodmark.index.lookup import LookupExplanation, Page
+    from floodmark.index.matching import Key, Keys
     from floodmark.ingest.receive import Sender
     from floodmark.ingest.stream import StreamWriter
     from floodmark.maintenance.maintenance import LakeMaintenance
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from floodmark.rows.frames import DataFrame, SparkSession, StructType
     from floodmark.scan import Scan
     from floodmark.schema.file import WantedTable
+    from floodmark.schema.indexes import LakeIndexes
     from floodmark.schema.plan import Plan
     from floodmark.sinks.sinks import LakeSinks
     from floodmark.write.transaction import Transaction
@@ -72,7 +75,9 @@ class Lake:
     Write      append, merge, update, delete, overwrite, transaction (several tables, one version)
     Go back    rollback, plan_rollback, diff (two versions)
     Read       scan (rows by a condition, for Arrow, pandas, Polars, DuckDB, Spark), read, read_arrow, sql, changes
+    Find       get, get_many (rows by key), lookup (rows by values, in pages); through indexes, without Spark
     Ask        status, health, history, audit
+    Indexes    indexes.create, .drop, .list, .status
     Branches   branches.create, .merge, .diff, .list, .delete
     Sinks      sinks.add, .run, .status, .pause, .resume, .quarantine
     Backfills  backfill.history, .column, .list, .show, .cancel, .resume
@@ -138,15 +143,22 @@ class Lake:
         branch: str = MAIN,
         actor: str | None = None,
         message: str = "",
+        if_version: int | None = None,
     ) -> Commit:
-        """Create a table. `schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text."""
+        """Create a table. `schema`: Spark StructType, Arrow schema, PyIceberg schema, or Spark DDL text.
+
+        With `if_version`: `Conflict` if the branch has had a table of this name since that version; with
+        `if_not_exists`, if it has changed one since.
+        """
         from floodmark.write.shape import plan_table
         from floodmark.write.verbs import create
 
         shape = plan_table(name, schema, key=key, partition=partition, sort=sort, properties=properties or {})
         self.engine.get_ready()
         existing = {head.table.lower(): head.table for head in self.heads(branch)}
+        intent = self._intent("create_table", actor, message or f"create {name}", None, branch, if_version)
         if name.lower() in existing:
+            check_riders(self.catalog, intent, intent.expecting((), free=[name]))
             if if_not_exists:
                 return unchanged(self.catalog, self._intent("create_table", None, "", branch=branch))
             raise Invalid(
@@ -154,7 +166,6 @@ class Lake:
                 table=existing[name.lower()],
                 advice="Use if_not_exists=True to keep it. Table names are not case-sensitive.",
             )
-        intent = self._intent("create_table", actor, message or f"create {name}", branch=branch)
         try:
             return create(self.engine, intent, shape)
         except Invalid:
@@ -165,17 +176,24 @@ class Lake:
             raise
 
     def adopt(
-        self, name: str, location: str, *, key: Sequence[str] = (), actor: str | None = None, message: str = ""
+        self,
+        name: str,
+        location: str,
+        *,
+        key: Sequence[str] = (),
+        actor: str | None = None,
+        message: str = "",
+        if_version: int | None = None,
     ) -> Commit:
         """Adopt an Iceberg table of another engine into the lake; no data file is rewritten or moved.
 
         `location` is its folder or, better, the metadata.json that its catalog points to. From then on only this lake
-        may write to it. `key` is checked to be unique by reading.
+        may write to it. `key` is checked to be unique by reading. `if_version`: as for `create_table`.
         """
         from floodmark.write.verbs import adopt
 
         self.engine.get_ready()
-        intent = self._intent("adopt", actor, message or f"adopt {location}")
+        intent = self._intent("adopt", actor, message or f"adopt {location}", if_version=if_version)
         return adopt(self.engine, intent, name, root_location(location), key)
 
     # ── their shape, as code ──
@@ -721,6 +739,159 @@ class Lake:
         moment = ReadMoment(version, at, branch)
         return self._reader.scan(table, moment, where=where, columns=columns, limit=limit, with_seq=with_seq)
 
+    @overload
+    def get(
+        self,
+        table: str,
+        key: Key,
+        *,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        explain: Literal[False] = False,
+    ) -> Row | None: ...
+
+    @overload
+    def get(
+        self,
+        table: str,
+        key: Key,
+        *,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        explain: Literal[True],
+    ) -> LookupExplanation: ...
+
+    def get(
+        self,
+        table: str,
+        key: Key,
+        *,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        explain: bool = False,
+    ) -> Row | LookupExplanation | None:
+        """The row of a table with this key, as a dict, or None.
+
+        A key is a value, a tuple of values in the table's order, or a dict by column. `Incomplete` if the key is not
+        there, but a history fills the table and some of its chunks are missing. `explain`: do it, and return what was
+        used: index, segments, files, row groups.
+        """
+        row, used = self._reader.get(table, key, ReadMoment(version, at, branch), self._check_complete)
+        return used if explain else row
+
+    @overload
+    def get_many(
+        self,
+        table: str,
+        keys: Keys,
+        *,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        explain: Literal[False] = False,
+    ) -> pa.Table: ...
+
+    @overload
+    def get_many(
+        self,
+        table: str,
+        keys: Keys,
+        *,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        explain: Literal[True],
+    ) -> LookupExplanation: ...
+
+    def get_many(
+        self,
+        table: str,
+        keys: Keys,
+        *,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        explain: bool = False,
+    ) -> pa.Table | LookupExplanation:
+        """The rows with these keys as an Arrow table, in the order of the keys.
+
+        A key that is not found has no row: every row of the result is one of the table. A key that comes twice has its
+        row twice. `keys`: a list of keys as `get` takes them, or an Arrow table with the key's columns. `Incomplete`
+        and `explain` as for `get`.
+        """
+        rows, used = self._reader.get_many(table, keys, ReadMoment(version, at, branch), self._check_complete)
+        return used if explain else rows
+
+    @overload
+    def lookup(
+        self,
+        table: str,
+        values: Mapping[str, Value] | None = None,
+        /,
+        *,
+        limit: int | None = None,
+        order: str | Sequence[str] | None = None,
+        after: str | None = None,
+        columns: Sequence[str] | None = None,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        explain: Literal[False] = False,
+        **equals: Value,
+    ) -> Page: ...
+
+    @overload
+    def lookup(
+        self,
+        table: str,
+        values: Mapping[str, Value] | None = None,
+        /,
+        *,
+        limit: int | None = None,
+        order: str | Sequence[str] | None = None,
+        after: str | None = None,
+        columns: Sequence[str] | None = None,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        explain: Literal[True],
+        **equals: Value,
+    ) -> LookupExplanation: ...
+
+    def lookup(
+        self,
+        table: str,
+        values: Mapping[str, Value] | None = None,
+        /,
+        *,
+        limit: int | None = None,
+        order: str | Sequence[str] | None = None,
+        after: str | None = None,
+        columns: Sequence[str] | None = None,
+        version: int | None = None,
+        at: str | datetime | None = None,
+        branch: str = MAIN,
+        explain: bool = False,
+        **equals: Value,
+    ) -> Page | LookupExplanation:
+        """Rows whose columns have these values, in pages: lake.lookup("events", customer=7, kind=["a", "b"]).
+
+        A list of values: any of them. A list column is asked what it contains. None finds nulls. `values` is the same
+        as a dict, for columns whose names are taken here. Rows come in `order` ("ts", "ts desc", or a list of these),
+        ties and rows without an order by the key, or in a table without one as they lie in its files. A page has
+        `limit` rows (by default 100), and `page.next`, the cursor of the next page: give it as `after`. Pages of one
+        lookup are of one version, and `BelowRetention` once that has expired. An index on the columns makes it quick;
+        without one it scans. `explain` as for `get`.
+        """
+        from floodmark.index.lookup import Asked
+
+        asked = Asked({**(values or {}), **equals}, limit, order, columns)
+        page = self._reader.lookup(table, asked, after, ReadMoment(version, at, branch), self._check_complete)
+        return page.explanation if explain else page
+
     def read(
         self,
         table: str,
@@ -792,7 +963,7 @@ class Lake:
 
     def show(self, table: str, *, branch: str = MAIN, keeping: MaintainSettings | None = None) -> TableFacts:
         """One table: its columns, layout, size and place. `keeping`: from when on maintenance is due."""
-        return TableFacts(as_json(table_details(self.catalog, self._head(table, branch), keeping or self.keeping)))
+        return TableFacts(as_json(table_details(self.engine, self._head(table, branch), keeping or self.keeping)))
 
     def contents(self, table: str, *, branch: str = MAIN, limit: int = 50) -> dict[str, Json]:
         """What a table is made of: its partitions and its largest files, so many of each, and how many there are."""
@@ -834,6 +1005,15 @@ class Lake:
     def audit(self, limit: int = 1000) -> list[AuditRow]:
         """Everything that recovery and repairs did, newest first."""
         return self.catalog.history.audit(limit)
+
+    # ── indexes ──
+
+    @cached_property
+    def indexes(self) -> LakeIndexes:
+        """Declare, drop and list indexes, which say in which files and rows a value is."""
+        from floodmark.schema.indexes import LakeIndexes
+
+        return LakeIndexes(self.engine)
 
     # ── branches ──
 
@@ -926,6 +1106,12 @@ class Lake:
 
     def _head(self, table: str, branch: str) -> Head:
         return self.catalog.history.head(table, branch)
+
+    def _check_complete(self, head: Head, version: int) -> None:
+        """`Incomplete` if a history still fills the table at this version: then a key that is not there may come."""
+        from floodmark.backfill.chunks.missing import check_complete
+
+        check_complete(self.catalog, head, version)
 
     def _intent(
         self,

@@ -19,6 +19,8 @@ Value: TypeAlias = "Scalar | Sequence[Value] | Mapping[str, Value]"
 Row: TypeAlias = Mapping[str, Value]
 
 MAIN = "main"
+# The outcome of an apply that changed indexes and nothing else.
+DECLARED = "declared"
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 # How many snapshots a table's metadata names besides the heads of branches.
 SNAPSHOTS_KEPT = 5
@@ -105,7 +107,8 @@ class Commit:
     """One version of the lake and how it came to be. `outcome` never confuses new work with none:
 
     committed: this call made the version; already_committed: an earlier call with the same identity did;
-    nothing_to_do: no rows, so no new version (`version` is the head).
+    nothing_to_do: no rows, so no new version (`version` is the head). declared: an apply changed indexes and nothing
+    else, which makes no version.
     """
 
     version: int

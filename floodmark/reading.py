@@ -19,7 +19,7 @@ from floodmark.commit.catalog import Catalog
 from floodmark.commit.dropped import find_dropped
 from floodmark.commit.expiry import deletions_floor
 from floodmark.errors import BelowRetention, Corrupt, FloodmarkError, Invalid, NotFound
-from floodmark.model import BEGINNING, MAIN, Head
+from floodmark.model import BEGINNING, MAIN, Head, Row
 from floodmark.rows.session import Sessions
 from floodmark.scan import Scan, by_arrow, dataframe, in_time, readable
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.schema import Schema
 
+    from floodmark.index.lookup import Asked, CheckComplete, LookupExplanation, Lookups, Page
+    from floodmark.index.matching import Key, Keys
     from floodmark.rows.frames import DataFrame, SparkSession
     from floodmark.rows.reading.arrow_reader import RowsWanted
     from floodmark.rows.reading.changes import ChangePlan
@@ -125,9 +127,10 @@ def _part(wanted: RowsWanted, selection: Selection) -> str:
 
 
 class Reader:
-    def __init__(self, catalog: Catalog, sessions: Sessions) -> None:
+    def __init__(self, catalog: Catalog, sessions: Sessions, lookups: Callable[[], Lookups]) -> None:
         self._catalog = catalog
         self._sessions = sessions
+        self._lookups = lookups
 
     def scan(
         self,
@@ -152,6 +155,47 @@ class Reader:
                 limit=limit,
                 with_seq=with_seq,
             )
+
+    def get(
+        self, table: str, key: Key, moment: ReadMoment, check_complete: CheckComplete
+    ) -> tuple[Row | None, LookupExplanation]:
+        """The row with a key, or None. `check_complete` decides whether None would be a guess."""
+        version, head = self._state(table, moment)
+        with readable(self._catalog, version):
+            return self._lookups().get(head, version, key, check_complete)
+
+    def get_many(
+        self, table: str, keys: Keys, moment: ReadMoment, check_complete: CheckComplete
+    ) -> tuple[pa.Table, LookupExplanation]:
+        version, head = self._state(table, moment)
+        with readable(self._catalog, version):
+            return self._lookups().get_many(head, version, keys, check_complete)
+
+    def lookup(
+        self, table: str, asked: Asked, after: str | None, moment: ReadMoment, check_complete: CheckComplete
+    ) -> Page:
+        """A page of rows. A cursor has the version to read; `BelowRetention` once that has expired."""
+        from floodmark.index.ranking import Cursor
+
+        cursor = None if after is None else Cursor.parse(after)
+        if cursor is not None:
+            if moment.at is not None or moment.version not in (None, cursor.version):
+                raise Invalid(
+                    "a cursor continues at the version of its first page",
+                    version=cursor.version,
+                    advice="Give no version and no time with it.",
+                )
+            moment = replace(moment, version=cursor.version)
+        version, head = self._state(table, moment)
+        with readable(self._catalog, version):
+            return self._lookups().lookup(head, version, asked, cursor, check_complete)
+
+    def _state(self, table: str, moment: ReadMoment) -> tuple[int, Head]:
+        """The version to read, and the table at it; at a branch's head, one query."""
+        if moment.is_head:
+            return self._catalog.history.head_now(table, moment.branch)
+        version = self._resolve(moment)
+        return version, self._head_at(table, version, moment)
 
     def sql(self, query: str, moment: ReadMoment, *, with_seq: bool) -> DataFrame:
         from floodmark.rows.session import is_spark_running

@@ -56,6 +56,8 @@ class Explanation:
     files: int
     files_total: int
     row_groups: int
+    # Of the files that it opens: footers of others are not read.
+    row_groups_total: int
     bytes: int
     bytes_total: int
 
@@ -69,7 +71,7 @@ class Explanation:
                 f"  condition   {self.where or 'none'}, evaluated by {self.evaluated_by}",
                 f"  pruned by   {self.pruned_by}",
                 f"  files       {self.files:,} of {self.files_total:,}",
-                f"  row groups  {self.row_groups:,} in these files",
+                f"  row groups  {self.row_groups:,} of {self.row_groups_total:,} in these files",
                 f"  bytes       {self.bytes:,} of {self.bytes_total:,}",
             ]
         )
@@ -194,6 +196,7 @@ class Scan:
             files=len(chosen.files),
             files_total=chosen.all_files,
             row_groups=sum(one.kept for one in groups),
+            row_groups_total=sum(one.all for one in groups),
             bytes=sum(one.size_bytes for one in groups),
             bytes_total=chosen.all_bytes,
         )

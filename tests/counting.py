@@ -13,7 +13,7 @@ from floodmark.testing.s3 import S3Server
 
 
 class Counting(ThreadingHTTPServer):
-    """`seen` are requests by method, `read` those that read an object, by its path."""
+    """`seen` are requests by method, `read` those that read an object, by its path; `bytes_read` is what they got."""
 
     daemon_threads = True
 
@@ -22,6 +22,7 @@ class Counting(ThreadingHTTPServer):
         self.behind = behind
         self.seen: Counter[str] = Counter()
         self.read: Counter[str] = Counter()
+        self.bytes_read = 0
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -35,13 +36,15 @@ class PassOn(BaseHTTPRequestHandler):
 
     def pass_on(self) -> None:
         self.server.seen[self.command] += 1
-        if self.command == "GET" and "?" not in self.path:
+        reads = self.command == "GET" and "?" not in self.path
+        if reads:
             self.server.read[self.path] += 1
         body = self.rfile.read(int(self.headers.get("content-length", 0))) or None
         connection = http.client.HTTPConnection(self.server.behind.endpoint.removeprefix("http://"), timeout=30)
         connection.request(self.command, self.path, body, dict(self.headers))
         reply = connection.getresponse()
         data = reply.read()
+        self.server.bytes_read += len(data) if reads else 0
         connection.close()
         self.send_response_only(reply.status)
         for name, value in reply.getheaders():

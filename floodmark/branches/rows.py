@@ -102,13 +102,13 @@ class KeyedRows:
     def _touched(self, unseen: Unseen, keys: pa.Table) -> Mask:
         """Whether the target wrote its row itself since the source last had it."""
         schema = self._files.schema
-        files = may_hold_range(self._files.target, keys, schema)
+        files = self._files.holding(self._files.target, keys)
         sequences = sequences_by_key(self._storage, files, schema, keys, self.fields)
         return (sequences > unseen.since) & ~np.isin(sequences, sorted(unseen.merged))
 
     def _look_up(self, files: Sequence[LiveFile], keys: pa.Table) -> Side:
         schema = self._files.schema
-        return rows_by_key(self._storage, may_hold_range(files, keys, schema), schema, keys, self.fields)
+        return rows_by_key(self._storage, self._files.holding(files, keys), schema, keys, self.fields)
 
 
 @dataclass(frozen=True)

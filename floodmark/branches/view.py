@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from floodmark.branches.plan import MergeFacts
@@ -30,7 +31,10 @@ from floodmark.commit.expiry import deletions_floor
 from floodmark.commit.live_files import LiveFile, live_files
 from floodmark.commit.metadata import schema_of
 from floodmark.errors import BelowRetention, Conflict
+from floodmark.index.covering import Coverings
+from floodmark.index.keys import files_holding, key_index
 from floodmark.model import BEGINNING, DeletionsFile, Head
+from floodmark.write.prune import key_fields, may_hold_range
 
 LOOKS_MAX = 20
 
@@ -138,6 +142,17 @@ class SideFiles:
     def head(self) -> Head:
         assert self.sides.facts.source is not None
         return self.sides.facts.source
+
+    def holding(self, files: Sequence[LiveFile], keys: pa.Table) -> list[LiveFile]:
+        """Those of the files that may hold one of these keys: by bounds, then by the key's index."""
+        some = may_hold_range(files, keys, self.schema)
+        fields = key_fields(self.schema)
+        index = key_index(self._catalog.indexes, self.head.table_id, fields)
+        return files_holding(self._coverings, index, some, [keys.columns])
+
+    @cached_property
+    def _coverings(self) -> Coverings:
+        return Coverings(self._catalog)
 
     @cached_property
     def source(self) -> list[LiveFile]:

@@ -17,7 +17,9 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from floodmark.catalog import tables
 from floodmark.catalog.database import Database
+from floodmark.catalog.history import line_of
 from floodmark.catalog.jobs import check_job
+from floodmark.catalog.lineage import on_parts
 from floodmark.catalog.riders import AlreadyCommitted, AuditRider
 from floodmark.catalog.sink_state import CONSUMER, OPEN
 from floodmark.errors import Conflict, Invalid
@@ -57,6 +59,17 @@ class Chunks:
         query = select(row.c.table_name, row.c.table_id, row.c.chunk).where(_of_job(job, within), row.c.state == DONE)
         with self._database.read() as tx:
             return [(one[0], one[1], one[2]) for one in tx.execute(query)]
+
+    def done_on_line(self, job: str, table_id: str, version: int, within: range) -> set[int]:
+        """The chunks whose rows a table has at a version: loaded by a commit of its lineage, and not gone since."""
+        row, commit = tables.chunks, tables.commits
+        with self._database.read() as tx:
+            parts = line_of(tx, version)
+            if not parts:
+                return set()
+            done = (row.c.table_id == table_id) & (row.c.state == DONE) & on_parts(parts)
+            query = select(row.c.chunk).join(commit, commit.c.version == row.c.version)
+            return set(tx.execute(query.where(_of_job(job, within), done)).scalars())
 
     def newest(self, job: str, table: str, table_id: str) -> int | None:
         """The highest number of a chunk that was loaded into this incarnation of a table."""

@@ -107,6 +107,8 @@ def _without_engine(key: _StatementKey) -> Hashable:
 
 
 STATEMENTS = CompiledStatements()
+# Parameters may be secrets (of an index, of a sink): SQLAlchemy's errors, and so traces, must not show them (I18).
+HIDE_PARAMETERS = True
 
 
 class ReplyLost(Unavailable):
@@ -165,6 +167,7 @@ class Database:
             f"sqlite+pysqlite:///{address}",
             poolclass=QueuePool,
             execution_options={"compiled_cache": STATEMENTS},
+            hide_parameters=HIDE_PARAMETERS,
             connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_MS / 1000},
         )
 
@@ -196,7 +199,9 @@ class Database:
 
     def _postgresql(self, url: str) -> Engine:
         try:
-            engine = create_engine(url, execution_options={"compiled_cache": STATEMENTS})
+            engine = create_engine(
+                url, execution_options={"compiled_cache": STATEMENTS}, hide_parameters=HIDE_PARAMETERS
+            )
         except (NoSuchModuleError, ImportError) as error:
             raise Invalid("this PostgreSQL driver is not installed", advice="Use postgresql+psycopg://…") from error
         from psycopg import Error

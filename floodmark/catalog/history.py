@@ -61,6 +61,12 @@ DELETIONS_FILE = (
 _HEAD = select(tables.heads).where(
     tables.heads.c.branch == bindparam("branch"), tables.heads.c.table_name == bindparam("table")
 )
+# A table's head and the branch's newest version, which are of one moment: one query.
+_HEAD_NOW = (
+    select(tables.heads, tables.branches.c.head_version)
+    .join(tables.branches, tables.branches.c.name == tables.heads.c.branch)
+    .where(tables.heads.c.branch == bindparam("branch"), tables.heads.c.table_name == bindparam("table"))
+)
 _HEAD_VERSION = select(tables.branches.c.head_version).where(tables.branches.c.name == bindparam("branch"))
 # Of one table apart: SQLAlchemy makes the text of a list anew each time, which takes longer than the query.
 _HEADS = select(tables.heads.c.table_id, tables.heads.c.branch, tables.heads.c.snapshot)
@@ -145,6 +151,14 @@ class History:
             names = tx.execute(select(tables.heads.c.table_name).where(tables.heads.c.branch == branch)).all()
             _check_branch(tx, branch, names)
         raise no_table(table, [name for (name,) in names])
+
+    def head_now(self, table: str, branch: str = MAIN) -> tuple[int, Head]:
+        """The newest version of a branch, and a table's head there: one query."""
+        for row in self._database.ask(_HEAD_NOW, {"branch": branch, "table": table}):
+            return int(row.head_version), to_head(row, branch)
+        # Raises what is wrong, or the table was made a moment ago.
+        head = self.head(table, branch)
+        return head.version, head
 
     def head_and_newest(self, table: str, branch: str = MAIN) -> tuple[Head, str]:
         """A table's head, and where we put its pointer last, for whichever branch: one query."""
@@ -299,7 +313,7 @@ class History:
             # Those below the floor count as gone: a sweep may have begun to delete them.
             there = file.c.below_ms.is_(None)
             # By the commit that left this state, not by the branch that shows it: a name may be used again.
-            parts = _line_of(tx, head.version)
+            parts = line_of(tx, head.version)
             if not parts:
                 raise Corrupt("the history has no row of a version that it names", version=head.version)
             rows = tx.execute(
@@ -371,7 +385,7 @@ def of_name(table: str) -> ColumnElement[bool]:
 
 def tables_at_in(tx: Connection, version: int) -> list[Head]:
     """Every table of the lake as it was at this version; none before the first commit."""
-    parts = _line_of(tx, version)
+    parts = line_of(tx, version)
     return states_on(tx, parts, parts[0].lineage.name) if parts else []
 
 
@@ -393,7 +407,7 @@ def states_on(
     return [to_head(row, branch) for row in rows if row.metadata_location]
 
 
-def _line_of(tx: Connection, version: int) -> list[LineagePart]:
+def line_of(tx: Connection, version: int) -> list[LineagePart]:
     """The lineage of a commit, up to it; empty if the commit does not exist."""
     branch = tx.execute(select(tables.commits.c.branch).where(tables.commits.c.version == version)).scalar()
     if branch is None:

@@ -11,7 +11,7 @@ import json
 import secrets
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, delete, func, insert, select, update
 
@@ -44,6 +44,20 @@ class IndexRow:
     def is_live(self) -> bool:
         return self.state == LIVE
 
+    @property
+    def wanted(self) -> WantedIndex:
+        return WantedIndex(self.kind, self.field_ids, self.wide, self.encoder)
+
+
+@dataclass(frozen=True)
+class WantedIndex:
+    """An index as it is declared. The fields of a value index are in ascending order: (a, b) and (b, a) are one."""
+
+    kind: str
+    field_ids: tuple[int, ...]
+    wide: bool
+    encoder: int
+
 
 @dataclass(frozen=True)
 class SegmentRow:
@@ -60,6 +74,16 @@ class SegmentRow:
     files: int
     broken: bool = False
     retired_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class SegmentTotals:
+    """Live indexes of a table, and the files of their segments in use."""
+
+    indexes: int = 0
+    files: int = 0
+    broken: int = 0
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,6 +132,49 @@ class IndexRider:
 
 
 @dataclass(frozen=True)
+class DeclareRider:
+    """Indexes of a table are declared, or dropped, with a new shape of it. It refuses nothing: doing it twice is none.
+
+    Secrets are not sealed: an index gets its own when it is recorded.
+    """
+
+    table_id: str
+    declared: tuple[WantedIndex, ...]
+    dropped: tuple[WantedIndex, ...]
+
+    def check(self, tx: Connection) -> None:
+        """Nothing: another process may have done it meanwhile."""
+
+    def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:
+        self.change(tx, now_ms)
+
+    def change(self, tx: Connection, now_ms: int) -> bool:
+        """Whether anything was left to do."""
+        gone = [drop_index(tx, self.table_id, wanted, now_ms) for wanted in self.dropped]
+        made = [declare_index(tx, self.table_id, wanted, now_ms)[1] for wanted in self.declared]
+        return any([*gone, *made])
+
+    def as_dict(self) -> dict[str, Json]:
+        return {
+            "type": "declare",
+            "table_id": self.table_id,
+            "declared": [asdict(one) for one in self.declared],
+            "dropped": [asdict(one) for one in self.dropped],
+        }
+
+    @classmethod
+    def sealed(
+        cls, table_id: str, declared: Sequence[Mapping[str, Json]], dropped: Sequence[Mapping[str, Json]]
+    ) -> DeclareRider:
+        return cls(table_id, tuple(map(_sealed_wanted, declared)), tuple(map(_sealed_wanted, dropped)))
+
+
+def _sealed_wanted(data: Mapping[str, Json]) -> WantedIndex:
+    values = {**data, "field_ids": tuple(data["field_ids"])}  # type: ignore[arg-type]
+    return WantedIndex(**values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
 class FoldRider:
     """Segments of an index are replaced by one that says the same. All of them must still be in use.
 
@@ -139,6 +206,54 @@ class FoldRider:
 def _sealed_segment(data: Mapping[str, Json]) -> SealedSegment:
     values = {**data, "indexes": tuple(data["indexes"])}  # type: ignore[arg-type]
     return SealedSegment(**values)  # type: ignore[arg-type]
+
+
+def declare_index(tx: Connection, table_id: str, wanted: WantedIndex, now_ms: int) -> tuple[IndexRow, bool]:
+    """The index, and whether it is made now. One that was dropped is made anew, with a secret of its own.
+
+    Under fm_lake's lock: two processes must not make two.
+    """
+    on = _on(table_id, wanted.kind, wanted.field_ids)
+    row = tx.execute(_ONE, on).first()
+    if row is not None and row.state != DROPPED:
+        return to_index(row), False
+    if row is not None:
+        tx.execute(delete(tables.indexes).where(tables.indexes.c.id == row.id))
+    values = {
+        **on,
+        "id": clock.new_id(),
+        "state": LIVE,
+        "encoder": wanted.encoder,
+        "wide": int(wanted.wide),
+        "secret": secrets.token_hex(SECRET_BYTES),
+        "changes": 0,
+        "created_ms": now_ms,
+    }
+    tx.execute(insert(tables.indexes).values(values))
+    return to_index(tx.execute(_ONE, on).one()), True
+
+
+def drop_index(tx: Connection, table_id: str, wanted: WantedIndex, now_ms: int) -> bool:
+    """Retire all segments of an index, in one transaction with its end; sweeps delete the files. False: it is gone.
+
+    The row of a key index stays, as dropped: writers would make it again. Under fm_lake's lock.
+    """
+    table, segment = tables.indexes, tables.segments
+    on = _on(table_id, wanted.kind, wanted.field_ids)
+    if wanted.kind == KEY and tx.execute(_ONE, on).first() is None:
+        # Nothing was written to the table yet. Without a row that says so, the first write would make the index.
+        declare_index(tx, table_id, wanted, now_ms)
+    row = tx.execute(_ONE, on).first()
+    if row is None or row.state == DROPPED:
+        return False
+    live = segment.c.retired_ms.is_(None)
+    tx.execute(update(segment).where(segment.c.index_id == row.id, live).values(retired_ms=now_ms))
+    if row.kind == KEY:
+        note_changes(tx, [row.id])
+        tx.execute(update(table).where(table.c.id == row.id).values(state=DROPPED))
+    else:
+        tx.execute(delete(table).where(table.c.id == row.id))
+    return True
 
 
 def add_segments(tx: Connection, table_id: str, operation: str, segments: Iterable[SealedSegment], now_ms: int) -> None:
@@ -221,6 +336,10 @@ class Indexes:
         found = self._database.ask(_SEGMENTS_OF_TABLE, {"table_id": table_id}) if self.known else []
         return [to_segment(row) for row in found]
 
+    def tables(self) -> list[str]:
+        """The tables that have segments, also those that are dropped."""
+        return [row.table_id for row in self._database.ask(_TABLES)] if self.known else []
+
     def usable_segments(self, index_id: str) -> list[SegmentRow]:
         """The segments of an index that are not damaged; those in use first."""
         rows = [to_segment(row) for row in self._database.ask(_SEGMENTS, {"index": index_id})]
@@ -267,58 +386,33 @@ class Indexes:
 
         A row that no commit follows costs nothing. Crash here: it is there, or not.
         """
-        return self._ensure(table_id, KEY, field_ids, wide, encoder)
-
-    def create(self, table_id: str, kind: str, field_ids: Sequence[int], wide: bool, encoder: int) -> IndexRow:
-        """The index on these fields. A dropped one is made anew, with a secret of its own."""
+        wanted = WantedIndex(KEY, tuple(field_ids), wide, encoder)
         with self._database.write() as tx:
             self._database.lock_lake(tx)
-            row = tx.execute(_ONE, _on(table_id, kind, field_ids)).first()
-            if row is not None and row.state == DROPPED:
-                tx.execute(delete(tables.indexes).where(tables.indexes.c.id == row.id))
-        return self._ensure(table_id, kind, field_ids, wide, encoder)
-
-    def _ensure(self, table_id: str, kind: str, field_ids: Sequence[int], wide: bool, encoder: int) -> IndexRow:
-        on = _on(table_id, kind, field_ids)
-        with self._database.write() as tx:
-            # Under the lock: two writers of a new table must not make two.
-            self._database.lock_lake(tx)
-            row = tx.execute(_ONE, on).first()
+            row = tx.execute(_ONE, _on(table_id, KEY, field_ids)).first()
             if row is not None:
                 return to_index(row)
-            values = {
-                **on,
-                "id": clock.new_id(),
-                "state": LIVE,
-                "encoder": encoder,
-                "wide": int(wide),
-                "secret": secrets.token_hex(SECRET_BYTES),
-                "changes": 0,
-                "created_ms": self._database.now_ms(tx),
-            }
-            tx.execute(insert(tables.indexes).values(values))
-            return to_index(tx.execute(_ONE, on).one())
+            return declare_index(tx, table_id, wanted, self._database.now_ms(tx))[0]
 
-    def drop(self, index: IndexRow) -> int:
-        """Retire all segments of an index, in one transaction with its end; returns how many. Sweeps delete the files.
-
-        The row of a key index stays, as dropped: writers would make it again.
-        """
-        table, segment = tables.indexes, tables.segments
+    def declare(self, table_id: str, wanted: WantedIndex) -> tuple[IndexRow, bool]:
+        """The index as it is wanted, and whether this call made it. Crash here: it is there, or not."""
         with self._database.write() as tx:
             self._database.lock_lake(tx)
-            now = self._database.now_ms(tx)
-            gone = tx.execute(
-                update(segment)
-                .where(segment.c.index_id == index.id, segment.c.retired_ms.is_(None))
-                .values(retired_ms=now)
-            ).rowcount
-            if index.kind == KEY:
-                note_changes(tx, [index.id])
-                tx.execute(update(table).where(table.c.id == index.id).values(state=DROPPED))
-            else:
-                tx.execute(delete(table).where(table.c.id == index.id))
-        return int(gone)
+            return declare_index(tx, table_id, wanted, self._database.now_ms(tx))
+
+    def change(self, riders: Sequence[DeclareRider]) -> bool:
+        """What riders do, in one transaction without a publish; whether anything was left to do."""
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            now_ms = self._database.now_ms(tx)
+            changed = [rider.change(tx, now_ms) for rider in riders]
+        return any(changed)
+
+    def drop(self, table_id: str, wanted: WantedIndex) -> bool:
+        """End an index; False: it had ended, or never existed. Crash here: it is there, or not."""
+        with self._database.write() as tx:
+            self._database.lock_lake(tx)
+            return drop_index(tx, table_id, wanted, self._database.now_ms(tx))
 
     def gone(self) -> list[str]:
         """The indexes of tables of which nothing is left: no head, and no state that could come back."""
@@ -375,6 +469,20 @@ class Indexes:
     def is_recorded(self, location: str) -> bool:
         return bool(self._database.ask(_INDEXES_OF, {"locations": [location]}))
 
+    def totals(self) -> dict[str, SegmentTotals]:
+        """By table, its indexes that are live, and their segments in use: files, broken ones, and bytes."""
+        if not self.known:
+            return {}
+        found: dict[str, SegmentTotals] = {}
+        for row in self._database.ask(_TOTAL_INDEXES):
+            found[row.table_id] = SegmentTotals(indexes=int(row.indexes))
+        for row in self._database.ask(_TOTAL_SEGMENTS):
+            totals = found.get(row.table_id, SegmentTotals())
+            # PostgreSQL's sums are decimals.
+            files, broken, size_bytes = int(row.files), int(row.broken), int(row.size_bytes)
+            found[row.table_id] = replace(totals, files=files, broken=broken, size_bytes=size_bytes)
+        return found
+
     def count(self, table_id: str) -> int:
         """How many segments of the table are in use."""
         rows = self._database.ask(_COUNT, {"table_id": table_id}) if self.known else []
@@ -400,6 +508,7 @@ _IN_ORDER = select(_SEGMENT).order_by(_SEGMENT.c.location)
 _SEGMENTS_OF_INDEX = _IN_ORDER.where(_SEGMENT.c.index_id == bindparam("index"))
 _SEGMENTS = _SEGMENTS_OF_INDEX.where(_SEGMENT.c.broken == 0)
 _SEGMENTS_OF_TABLE = _IN_ORDER.where(_SEGMENT.c.table_id == bindparam("table_id"))
+_TABLES = select(_SEGMENT.c.table_id).distinct().order_by(_SEGMENT.c.table_id)
 _LOCATIONS = select(_SEGMENT.c.location).distinct()
 _OF_OPERATION = _LOCATIONS.where(_SEGMENT.c.operation == bindparam("operation"))
 _COUNT_USED = select(func.count()).where(
@@ -476,6 +585,29 @@ _FIGURES = (
 _COUNT = select(func.count().label("segments")).where(
     _SEGMENT.c.table_id == bindparam("table_id"), _SEGMENT.c.retired_ms.is_(None)
 )
+
+
+_TOTAL_INDEXES = (
+    select(_INDEX.c.table_id, func.count().label("indexes")).where(_INDEX.c.state == LIVE).group_by(_INDEX.c.table_id)
+)
+# A file has a row for each index with a section in it, and counts once.
+_FILES = (
+    select(
+        _SEGMENT.c.table_id,
+        _SEGMENT.c.location,
+        func.max(_SEGMENT.c.size_bytes).label("size_bytes"),
+        func.max(_SEGMENT.c.broken).label("broken"),
+    )
+    .where(_SEGMENT.c.retired_ms.is_(None))
+    .group_by(_SEGMENT.c.table_id, _SEGMENT.c.location)
+    .subquery()
+)
+_TOTAL_SEGMENTS = select(
+    _FILES.c.table_id,
+    (func.count() - func.sum(_FILES.c.broken)).label("files"),
+    func.sum(_FILES.c.broken).label("broken"),
+    func.sum(_FILES.c.size_bytes * (1 - _FILES.c.broken)).label("size_bytes"),
+).group_by(_FILES.c.table_id)
 
 
 def _on(table_id: str, kind: str, field_ids: Sequence[int]) -> dict[str, str]:

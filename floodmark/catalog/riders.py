@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
 
 from floodmark import clock
 from floodmark.catalog import tables
@@ -143,13 +143,15 @@ class VersionRider:
 
     Any commit on a table makes it another one, also a compaction, which keeps its rows. A table that is gone, or that
     was created again, is another one too. `dropped`: tables that had been dropped at that version, and are restored.
-    Checked under the lake's lock, so no commit comes between it and the publish.
+    `free`: names of new tables, which no table of the branch has had since that version. Checked under the lake's lock,
+    so no commit comes between it and the publish.
     """
 
     branch: str
     version: int
     tables: tuple[tuple[str, str], ...]
     dropped: tuple[tuple[str, str], ...] = ()
+    free: tuple[str, ...] = ()
 
     def check(self, tx: Connection) -> None:
         newest = int(tx.execute(select(tables.lake.c.version)).scalar_one())
@@ -166,6 +168,9 @@ class VersionRider:
             # Its newest commit there is the one that dropped it.
             if (last := _last_commit(tx, self.branch, table_id)) > self.version:
                 raise self._moved(name, last)
+        for name in self.free:
+            if (last := _last_commit_of_name(tx, self.branch, name, self.version)) > self.version:
+                raise self._moved(name, last)
 
     def _moved(self, table: str, actual: int | str) -> Conflict:
         return Conflict(
@@ -181,9 +186,10 @@ class VersionRider:
         """No effect: it only checks."""
 
     def as_dict(self) -> dict[str, Json]:
-        gone = {"dropped": [list(one) for one in self.dropped]} if self.dropped else {}
-        known = [list(one) for one in self.tables]
-        return {"type": "version", "version": self.version, "tables": known, **_branch(self.branch), **gone}
+        known: dict[str, Json] = {"tables": [list(one) for one in self.tables]}
+        known |= {"dropped": [list(one) for one in self.dropped]} if self.dropped else {}
+        known |= {"free": list(self.free)} if self.free else {}
+        return {"type": "version", "version": self.version, **known, **_branch(self.branch)}
 
     @classmethod
     def sealed(
@@ -192,9 +198,10 @@ class VersionRider:
         tables: Sequence[tuple[str, str]],
         branch: str = MAIN,
         dropped: Sequence[tuple[str, str]] = (),
+        free: Sequence[str] = (),
     ) -> VersionRider:
         known, gone = (tuple((table_id, name) for table_id, name in some) for some in (tables, dropped))
-        return cls(branch, version, known, gone)
+        return cls(branch, version, known, gone, tuple(free))
 
 
 @dataclass(frozen=True)
@@ -337,6 +344,26 @@ def _last_commit(tx: Connection, branch: str, table_id: str) -> int:
         select(func.max(touched.c.version))
         .join(commit, commit.c.version == touched.c.version)
         .where(commit.c.branch == branch, touched.c.table_id == table_id)
+    )
+    return int(tx.execute(query).scalar() or 0)
+
+
+def _last_commit_of_name(tx: Connection, branch: str, name: str, version: int) -> int:
+    """The newest version that a branch made of a table that had this name then, or at `version`; 0: none."""
+    commit, touched = tables.commits, tables.commit_tables
+    named = func.lower(touched.c.table_name) == name.lower()
+    then = (
+        select(touched.c.table_id, func.max(touched.c.version).label("version"))
+        .where(touched.c.version <= version, touched.c.table_id.in_(select(touched.c.table_id).where(named)))
+        .group_by(touched.c.table_id)
+        .subquery()
+    )
+    same = and_(then.c.table_id == touched.c.table_id, then.c.version == touched.c.version)
+    had_it = select(touched.c.table_id).join(then, same).where(named)
+    query = (
+        select(func.max(touched.c.version))
+        .join(commit, commit.c.version == touched.c.version)
+        .where(commit.c.branch == branch, or_(named, touched.c.table_id.in_(had_it)))
     )
     return int(tx.execute(query).scalar() or 0)
 

@@ -130,7 +130,12 @@ class Sink:
 
     @property
     def lost(self) -> list[str]:
-        """Tables that the sink is set to follow, and of which no state exists."""
+        """Tables that the sink is set to follow, and of which no state exists.
+
+        None if its branch was deleted: what its tables were called there last is not known any more.
+        """
+        if self.branch is None:
+            return []
         try:
             named = [str(name) for name in json.loads(self.table_names)]
         except (ValueError, TypeError) as error:

@@ -102,6 +102,7 @@ class Sinks:
                 raise Invalid(
                     "there is a sink of this name", sink=name, advice="`floodmark sink set` changes its settings."
                 )
+            _check_names(tx, name, heads)
             sink = clock.new_id()
             tx.execute(
                 insert(tables.sinks).values(
@@ -313,6 +314,20 @@ def _followed(tx: Connection, sink: str, head: Head) -> SqlRow | None:
     found = tx.execute(mine.where(followed.c.table_id == head.table_id)).first()
     gone = followed.c.table_id.not_in(select(there.c.table_id))
     return found or tx.execute(mine.where(followed.c.table_name == head.table, gone)).first()
+
+
+def _check_names(tx: Connection, sink: str, heads: Sequence[Head]) -> None:
+    """Refuse a table that was renamed or dropped since it was looked at: the sink's names would not be the lake's."""
+    row = tables.heads
+    for head in heads:
+        now = select(row.c.table_name).where(row.c.branch == head.branch, row.c.table_id == head.table_id)
+        if tx.execute(now).scalar() != head.table:
+            raise Conflict(
+                "the table was renamed or dropped meanwhile",
+                sink=sink,
+                table=head.table,
+                advice="The sink was not added. Add it with the name that the table has now.",
+            )
 
 
 def _follow(tx: Connection, sink: str, table: str, table_id: str, incarnation: str) -> None:

@@ -465,7 +465,7 @@ class Units:
         row, names = tables.quarantine, {one.table_id: one.table for one in sink.tables}
         query = select(row).where(row.c.sink == sink.id).order_by(row.c.id).limit(limit)
         if table is not None:
-            query = query.where(row.c.table_id.in_([one.table_id for one in sink.tables if one.is_called(table)]))
+            query = query.where(row.c.table_id == sink.table(table).table_id)
         with self._database.read() as tx:
             return [
                 RefusedRow(

@@ -32,11 +32,14 @@ def adopt(
     table: Annotated[str, typer.Argument(help="Name of the table in the lake.")],
     location: Annotated[str, typer.Argument(help="Folder of the table, or one of its metadata.json files.")],
     key: Annotated[list[str] | None, typer.Option(help="Key column; may be repeated. The key must be unique.")] = None,
+    if_version: Annotated[
+        int | None, typer.Option("--if-version", help="Adopt it only if no table had its name since; else exit code 3.")
+    ] = None,
     message: Annotated[str, typer.Option(help="Commit message.")] = "",
 ) -> None:
     """Adopt an existing Iceberg table without copying its files. Stop all writers of its old catalog first."""
     with context.obj.open(read_only=False) as lake:
-        commit = lake.adopt(table, location, key=key or [], message=message)
+        commit = lake.adopt(table, location, key=key or [], message=message, if_version=if_version)
     adopted = commit.table(table)
     text = f"{table} adopted: {adopted.rows_total} rows in {adopted.files_total} files, version {commit.version}"
     context.obj.output.result(commit.as_dict(), text=text)

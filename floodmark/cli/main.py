@@ -26,7 +26,9 @@ from floodmark.cli import (
     branch,
     column,
     demo,
+    index,
     lifecycle,
+    lookup,
     maintain,
     reading,
     recovery,
@@ -76,7 +78,8 @@ app = typer.Typer(
 _COMMANDS = (
     lifecycle.init,
     *(state.status, state.doctor, state.tables, state.show, state.history),
-    *(reading.query, reading.scan, reading.head, reading.changes, reading.export, versions.diff),
+    *(reading.query, reading.scan, reading.head, lookup.get, lookup.lookup),
+    *(reading.changes, reading.export, versions.diff),
     schema.plan,
     *(writing.load, writing.update, writing.delete, versions.rollback),
     lifecycle.adopt,
@@ -95,6 +98,7 @@ app.add_typer(sink.app, name="sink")
 app.add_typer(spool.app, name="spool")
 app.add_typer(backfill.app, name="backfill")
 app.add_typer(branch.app, name="branch")
+app.add_typer(index.app, name="index")
 CONFIG_HELP = "Settings file (default: ./floodmark.toml). If given, its [lake] section overrides the environment."
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 # No address of a database looks like this: it is a property of the catalog that a sink ships to.

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from floodmark.cli.output import Output, size_text
 from floodmark.runs import WriteCallback
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
 # A line that says more often how many rows there are is not read, and takes time.
 _ROWS_SHOWN = 1000
+
+
+def _is_shown(output: Output) -> bool:
+    """Whether a line can come and go on stderr: a terminal that cannot move its cursor would keep an empty one."""
+    return not output.as_json and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 @contextmanager
@@ -28,16 +37,22 @@ def staging_progress(output: Output) -> Iterator[WriteCallback | None]:
 
 @contextmanager
 def _line(output: Output, text: str) -> Iterator[Callable[[str], None] | None]:
-    if output.as_json or not sys.stderr.isatty():
+    if not _is_shown(output):
         yield None
         return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with _bar(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as bar:
         task = bar.add_task(text, total=None)
         yield lambda shown: bar.update(task, description=shown)
+
+
+def _bar(*columns: ProgressColumn) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # By default Progress sends what is printed meanwhile to its own terminal, also rows that are meant for a file.
+    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
 
 
 @contextmanager
@@ -51,13 +66,13 @@ Row = TypeVar("Row")
 
 
 class AnswerProgress:
-    """A line with how long a query runs, and how many rows came. `rows` are passed on one by one, `stop` ends the line.
+    """A line with how long an answer takes, and how many rows came. `rows` are passed on one by one, `stop` ends it.
 
     Where the rows go to a terminal, the line ends before the first of them: they may be the same terminal.
     """
 
-    def __init__(self, update: Callable[[str], None] | None, stop: Callable[[], None]) -> None:
-        self._update, self.stop = update, stop
+    def __init__(self, what: str, update: Callable[[str], None] | None, stop: Callable[[], None]) -> None:
+        self._what, self._update, self.stop = what, update, stop
 
     def rows(self, rows: Iterable[Row], count: Callable[[Row], int] = lambda row: 1) -> Iterator[Row]:
         came = shown = 0
@@ -66,17 +81,17 @@ class AnswerProgress:
                 self.stop()
             came += count(row)
             if self._update is not None and came >= shown + _ROWS_SHOWN:
-                self._update(f"query: {came:,} rows")
+                self._update(f"{self._what}: {came:,} rows")
                 shown = came
             yield row
         self.stop()
 
 
 @contextmanager
-def answer_progress() -> Iterator[AnswerProgress]:
-    """Of a query whose rows are shown; also with --json, as stderr gets it. Without a terminal it shows nothing."""
+def answer_progress(what: str) -> Iterator[AnswerProgress]:
+    """Of rows that are shown; also with --json, as stderr gets it. Without a terminal it shows nothing."""
     with ExitStack() as stack:
-        yield AnswerProgress(stack.enter_context(_line(Output(), "query")), stack.close)
+        yield AnswerProgress(what, stack.enter_context(_line(Output(), what)), stack.close)
 
 
 @contextmanager
@@ -93,14 +108,12 @@ def maintenance_progress(output: Output) -> Iterator[Callable[[str, str, int, in
 @contextmanager
 def units_progress(output: Output) -> Iterator[Callable[[str, int, int, int], None] | None]:
     """A bar of the rows of the unit that is being shipped. None without a terminal."""
-    if output.as_json or not sys.stderr.isatty():
+    if not _is_shown(output):
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with _bar(SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task("shipping", total=None)
 
         def show(table: str, rows: int, rows_max: int, size_bytes: int) -> None:
@@ -118,15 +131,14 @@ def job_progress(
 
     `follows`: the job has no end, so it is not shown as done when it has caught up.
     """
-    if output.as_json or not sys.stderr.isatty():
+    if not _is_shown(output):
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     said = TextColumn("{task.fields[said]}")
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), said, TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with _bar(*columns, TimeRemainingColumn()) as bar:
         task = bar.add_task(name, total=None, said="checking what is done")
         begun: list[tuple[float, int]] = []
 

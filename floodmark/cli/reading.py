@@ -64,7 +64,7 @@ def query(
         _check_shown(file_format)
     with context.obj.open() as lake:
         target = None if output is None else _Target.of(lake, output, file_format, overwrite)
-        with answer_progress() as progress:
+        with answer_progress("query") as progress:
             frame = lake.sql(text, version=version, at=at, branch=branch)
             if target is not None:
                 progress.stop()
@@ -155,7 +155,8 @@ def scan(
             facts: dict[str, Json] = {"table": found.table, "version": found.version}
             target.write(context.obj.output, lake, found.to_batches(), facts, f"rows of version {found.version}")
         else:
-            _show_scan(context.obj.output, rows, limit, file_format)
+            with answer_progress("scan") as progress:
+                _show_scan(context.obj.output, rows, limit, file_format, progress)
 
 
 def head(
@@ -171,7 +172,8 @@ def head(
         def first(most: int | None) -> Scan:
             return lake.scan(table, limit=most, branch=branch)
 
-        _show_scan(context.obj.output, first, rows, None, notes=False)
+        with answer_progress("head") as progress:
+            _show_scan(context.obj.output, first, rows, None, progress, notes=False)
 
 
 def _show_scan(
@@ -179,6 +181,7 @@ def _show_scan(
     rows: Callable[[int | None], Scan],
     limit: int | None,
     file_format: str | None,
+    progress: AnswerProgress,
     *,
     notes: bool = True,
 ) -> None:
@@ -189,7 +192,7 @@ def _show_scan(
     shown = file_format or ("json" if output.as_json else "table")
     if shown in ("jsonl", "csv"):
         scan = rows(limit)
-        write_text(sys.stdout.buffer, scan.schema, scan.to_batches(), shown)
+        write_text(sys.stdout.buffer, scan.schema, progress.rows(scan.to_batches(), len), shown)
         return
     output = Output(as_json=shown == "json")
     most = limit
@@ -198,9 +201,13 @@ def _show_scan(
     found = rows(None if most is None else most + 1)
     # As JSON has them: also where a terminal shows them, a number that JSON does not have is text.
     plain = (
-        {name: json_value(value) for name, value in row.items()} for batch in found.to_batches() for row in dicts(batch)
+        {name: json_value(value) for name, value in row.items()}
+        for batch in progress.rows(found.to_batches(), len)
+        for row in dicts(batch)
     )
-    if output.stream(plain, found.schema.names, name="rows", empty="no rows", limit=most) and notes:
+    more = output.stream(plain, found.schema.names, name="rows", empty="no rows", limit=most)
+    progress.stop()
+    if more and notes:
         output.note(f"(more than {most} rows; --limit shows more, --json all of them)")
 
 

@@ -16,7 +16,7 @@ import typer
 from floodmark.cli.context import IfVersion, OnBranch
 from floodmark.errors import Invalid
 from floodmark.json_form import JsonObject
-from floodmark.model import MAIN
+from floodmark.model import DECLARED, MAIN
 
 if TYPE_CHECKING:
     from floodmark.cli.context import CommandContext
@@ -121,11 +121,12 @@ def apply(
             told=plans.append,
         )
     plan = plans[-1]
-    done = commit.outcome == "committed"
+    done = commit.outcome in ("committed", DECLARED)
     if done and not output.as_json:
         show_steps(output, plan)
     steps = [step.as_dict() for step in plan.steps] if done else []
-    text = f"version {commit.version}" if done else NOTHING
+    texts = {"committed": f"version {commit.version}", DECLARED: f"indexes changed; still version {commit.version}"}
+    text = texts.get(commit.outcome, NOTHING)
     output.result({**commit.as_dict(), "plan": plan.id, "steps": steps}, text=text)
     if fill_later and done:
         for table in plan.tables:

@@ -501,8 +501,6 @@ def list_refused(
 ) -> None:
     """List refused rows, oldest first: what was sent, and why it was refused."""
     with open_without_recovery(context) as lake:
-        if table is not None:
-            lake.catalog.sinks.find(name).table(table)  # a name that is not there is not an empty quarantine
         total = sink_report(lake.catalog, lake.catalog.sinks.find(name)).quarantined
         found = lake.sinks.quarantine(name, table=table, limit=limit)
     output = context.obj.output

@@ -13,13 +13,16 @@ import typer
 from floodmark import __version__, clock
 from floodmark.cli.backfill import job_line
 from floodmark.cli.context import OnBranch
-from floodmark.cli.output import Output
+from floodmark.cli.index import COLUMNS as INDEX_COLUMNS
+from floodmark.cli.index import index_row, show_advice
+from floodmark.cli.output import Output, size_text
 from floodmark.cli.sink_text import age_text, sink_line
 from floodmark.errors import FloodmarkError
 from floodmark.json_form import Json, JsonObject, as_json
 from floodmark.model import MAIN, TableCommit
 from floodmark.repair.examine import Check, examine_executors, examine_lake, examine_machine, examine_store
 from floodmark.report.daemon import DaemonReport, TaskReport
+from floodmark.report.indexes import IndexTotals
 from floodmark.report.maintenance import LastRun
 from floodmark.report.spools import SpoolReport
 from floodmark.report.status import Status, WaitingLine, audit_line, lake_status
@@ -46,6 +49,7 @@ def _for_people(status: Status) -> dict[str, Json]:
     shown["waiting"] = [_waiting_line(one) for one in status.waiting]
     shown["sinks"] = [sink_line(sink) for sink in status.sinks]
     shown["spools"] = [_spool_line(spool) for spool in status.spools]
+    shown["indexes"] = _indexes_text(status.indexes)
     shown["daemon"] = None if status.daemon is None else _daemon_text(status.daemon)
     if status.jobs is not None:
         shown["jobs"] = [job_line(job) for job in status.jobs]
@@ -73,6 +77,14 @@ def _spool_line(spool: SpoolReport) -> str:
     aside = f", {bad} in quarantine" if bad else ""
     refused = "" if error is None else f" (REFUSED: {error.kind}: {error.message})"
     return f"{spool.table} {spool.state}{waiting}{aside}{refused}"
+
+
+def _indexes_text(indexes: IndexTotals) -> str | None:
+    if not indexes.indexes:
+        return None
+    broken = f", {indexes.broken} broken" if indexes.broken else ""
+    segments = f"{count_of(indexes.segments, 'segment')}, {size_text(indexes.bytes)}{broken}"
+    return f"{indexes.indexes} ({segments}); `floodmark index list` shows what they cover"
 
 
 def _daemon_text(daemon: DaemonReport) -> str:
@@ -157,18 +169,24 @@ def show(
     """Show a table's columns, layout, size and health."""
     with context.obj.open() as lake:
         head = lake.catalog.history.head(table, branch)
-        found = table_details(lake.catalog, head, context.obj.settings.maintain)
+        found = table_details(lake.engine, head, context.obj.settings.maintain)
     output = context.obj.output
     if output.as_json:
         output.result(as_json(found))
         return
-    fields = {name: value for name, value in as_json(found).items() if name not in ("columns", "consumers")}
+    lists = ("columns", "indexes", "consumers")
+    fields = {name: value for name, value in as_json(found).items() if name not in lists}
     fields["last_maintenance"] = [f"{verb} {run.outcome} {run.at}" for verb, run in found.last_maintenance.items()]
     output.result(fields)
     columns = [as_json(one) for one in found.columns]
     output.rows(
         columns, ("name", "type", "required", "refers_to", "filled", "comment"), name="columns", empty="no columns"
     )
+    if found.indexes is None:
+        output.note("What the indexes cover is unknown: a file is missing, see `floodmark doctor`.")
+    elif found.indexes:
+        output.rows(list(map(index_row, found.indexes)), INDEX_COLUMNS, name="indexes", empty="")
+        show_advice(output, found.indexes)
     if found.consumers:
         consumers = [as_json(one) for one in found.consumers]
         output.rows(consumers, ("name", "mark", "lag", "protected"), name="consumers", empty="")

@@ -44,8 +44,8 @@ READS_MAX = 10
 class SegmentMaker(Protocol):
     """What covers the data files of an operation by its indexes: a room above makes it."""
 
-    def riders(self, operation: Operation, edits: Iterable[Edit]) -> tuple[list[Rider], bool]:
-        """Segments for the files that these edits add, as riders; and whether Spark tasks made some."""
+    def riders(self, operation: Operation, edits: Iterable[Edit], *, spark: bool) -> list[Rider]:
+        """Segments for the files that these edits add, as riders. `spark`: its tasks may make them."""
 
 
 class Catalog:

@@ -61,6 +61,7 @@ def find_dropped(tx: Connection, table: str, version: int | None = None) -> Drop
     found = last_state(tx, ids[0]) if ids else None
     if found is None:
         raise _not_dropped(tx, table)
+    check_one_name(tx, found.state.table, found.state.table_id)
     _check_free(tx, found)
     if version is not None:
         _check_last(tx, found, table, version)
@@ -79,6 +80,24 @@ def find_dropped(tx: Connection, table: str, version: int | None = None) -> Drop
         )
     check_chunks(tx, table, found.state.table_id)
     return found
+
+
+def check_one_name(tx: Connection, table: str, table_id: str) -> None:
+    """Refuse if a branch from before the drop gave the table another name.
+
+    A table has one name and one pointer in the lake: with two pointers, a commit under one leaves the other behind.
+    """
+    head = tables.heads
+    other = select(head.c.branch, head.c.table_name).where(head.c.table_id == table_id, head.c.table_name != table)
+    found = tx.execute(other.order_by(head.c.branch).limit(1)).first()
+    if found is not None:
+        raise Invalid(
+            "the dropped table has another name on a branch",
+            table=table,
+            branch=found.branch,
+            name_now=found.table_name,
+            advice=f"Rename it to {table} on that branch, or delete the branch; then undrop it.",
+        )
 
 
 def check_chunks(tx: Connection, table: str, table_id: str) -> None:

@@ -35,16 +35,18 @@ class Intent:
         touched: Iterable[tuple[str, str]],
         *,
         dropped: Iterable[tuple[str, str]] = (),
+        free: Iterable[str] = (),
         branch: str | None = None,
     ) -> tuple[VersionRider, ...]:
         """What must hold for these tables (id and name) in the publish; nothing if the caller expects nothing.
 
-        `dropped`: tables that were dropped at that version already. `branch`: if it is not the one written to.
+        `dropped`: tables that were dropped at that version already. `free`: names of tables to create. `branch`: if it
+        is not the one written to.
         """
         if self.if_version is None:
             return ()
         found, gone = (tuple(dict.fromkeys(some)) for some in (touched, dropped))
-        return (VersionRider(branch or self.branch, self.if_version, found, gone),)
+        return (VersionRider(branch or self.branch, self.if_version, found, gone, tuple(free)),)
 
 
 def batch_rider(scope: str, batch: str | None, branch: str = MAIN) -> BatchRider | None:

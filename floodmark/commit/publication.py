@@ -95,7 +95,8 @@ class PublishPlan(ABC):
 
     def expected(self, intent: Intent, planned: Planned) -> Iterable[Rider]:
         """What holds of these tables if nothing came after the version that the caller expects."""
-        return intent.expecting(self.touched(planned))
+        created = [edit.table for edit in planned.edits if edit.action == CREATE]
+        return intent.expecting(self.touched(planned), free=created)
 
     def kept_changing(self) -> Conflict:
         """What the caller gets after plans_max lost plans."""
@@ -189,7 +190,6 @@ class Publication:
         self._log = log.get(operation.id, kind=intent.kind)
         # The files that segments were made for, and their riders: a new plan may publish the same files.
         self._covered: tuple[frozenset[str], Sequence[Rider]] = frozenset(), ()
-        self._used_spark = False
 
     @classmethod
     def begin(cls, catalog: Catalog, intent: Intent, start: Start) -> Publication:
@@ -253,7 +253,7 @@ class Publication:
                 riders = (*batch, *planned.riders)
                 if not riders and not any(edit.changes_table for edit in edits):
                     return None
-                riders = (*riders, *self._segments(edits), *plan.expected(self.intent, planned))
+                riders = (*riders, *self._segments(plan, edits), *plan.expected(self.intent, planned))
                 seal = Seal(edits, riders, repeatable=bool(batch) or plan.repeatable)
                 return self._publish(plan, seal, planned.audit, plans)
             except PlanAgain as lost:
@@ -267,22 +267,21 @@ class Publication:
                 hit(f"{self.intent.kind}.planned_again")
         raise plan.kept_changing()
 
-    def _segments(self, edits: Sequence[Edit]) -> Sequence[Rider]:
+    def _segments(self, plan: PublishPlan, edits: Sequence[Edit]) -> Sequence[Rider]:
         """What the tables' indexes say of the files that come: true with them, or not at all."""
         maker = self._catalog.segment_maker
         paths = frozenset(file.path for edit in edits for file in edit.added)
         if maker is None or not paths:
             return ()
         if paths != self._covered[0]:
-            riders, used_spark = maker().riders(self.operation, edits)
-            self._covered = paths, riders
-            self._used_spark |= used_spark
+            # Tasks of Spark make some only for a plan that used it: what they leave is known as the plan's own.
+            self._covered = paths, maker().riders(self.operation, edits, spark=plan.used_spark)
         return self._covered[1]
 
     def _publish(self, plan: PublishPlan, seal: Seal, audit: AuditRider | None, plans: int) -> Commit:
         kind = self.intent.kind
         # Task attempts that did not report to the driver may have left files that the seal does not name.
-        leftovers = plan.used_spark or self._used_spark or plan.leftovers or plans > 1
+        leftovers = plan.used_spark or plan.leftovers or plans > 1
         sealed = self._catalog.journal.seal(self.operation, seal, leftovers=leftovers)
         # Crash here: recovery finishes a repeatable operation, and undoes any other.
         hit(f"{kind}.sealed")

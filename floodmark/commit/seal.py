@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from floodmark.catalog.chunks import ChunkRider, FillRider, PruneRider, RedoRider
-from floodmark.catalog.indexes import FoldRider, IndexRider
+from floodmark.catalog.indexes import DeclareRider, FoldRider, IndexRider
 from floodmark.catalog.jobs import EndRider
 from floodmark.catalog.merge_base import MergeRider
 from floodmark.catalog.riders import BatchRider, MarksRider, Rider, StreamRider, VersionRider
@@ -309,6 +309,7 @@ _RIDERS: Mapping[str, Callable[..., Rider]] = {
     "spool": SpoolRider.sealed,
     "spool_retry": RetryRider,
     "index": IndexRider.sealed,
+    "declare": DeclareRider.sealed,
     "fold": FoldRider.sealed,
 }
 

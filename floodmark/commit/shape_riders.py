@@ -14,7 +14,14 @@ from sqlalchemy import Connection, Select, delete, insert, select, update
 
 from floodmark.catalog import tables
 from floodmark.catalog.riders import PlanAgain, own_scope
-from floodmark.commit.dropped import check_chunks, last_state, park_batches, rename_batches, unpark_batches
+from floodmark.commit.dropped import (
+    check_chunks,
+    check_one_name,
+    last_state,
+    park_batches,
+    rename_batches,
+    unpark_batches,
+)
 from floodmark.errors import BelowRetention, Conflict
 from floodmark.json_form import Json
 from floodmark.model import BEGINNING, MAIN
@@ -124,8 +131,8 @@ def _check_policy(tx: Connection, table_id: str, was: tuple[str | None, str | No
 class DropRider:
     """A table is dropped: no consumer may follow it, no job may work on it, no other branch may have it.
 
-    A table that is created again must not find the old one's batches: those of main are parked, and its marks stay, for
-    as long as the table can come back (dropped.py). A branch's go with it.
+    A table that is created again must not find the old one's batches: those of main are parked, those of a branch go.
+    Its marks stay for as long as the table can come back (dropped.py), by its id: also main may have dropped it before.
     """
 
     table_id: str
@@ -140,8 +147,6 @@ class DropRider:
         if self.branch == MAIN:
             park_batches(tx, self.table_id, self.table, operation, version)
             return
-        for table in (tables.consumers, tables.senders):
-            tx.execute(delete(table).where(table.c.table_id == self.table_id))
         scopes = [own_scope(tx, f"{kind}:{self.table}", self.branch) for kind in ("table", "stream")]
         tx.execute(delete(tables.sources).where(tables.sources.c.scope.in_(scopes)))
 
@@ -192,7 +197,10 @@ def histories_of(tx: Connection, table_id: str) -> list[str]:
 
 @dataclass(frozen=True)
 class UndropRider:
-    """A table comes back as main had it last: it is still dropped, and the version that has it can still be read."""
+    """A table comes back as main had it last: it is still dropped, and the version that has it can still be read.
+
+    No branch from before the drop has given it another name.
+    """
 
     table_id: str
     table: str
@@ -205,6 +213,7 @@ class UndropRider:
             raise Conflict("the table was restored meanwhile", table=self.table)
         if found.held_version is None:
             raise BelowRetention("the versions that had this table have expired", table=self.table)
+        check_one_name(tx, self.table, self.table_id)
         check_chunks(tx, self.table, self.table_id)
 
     def apply(self, tx: Connection, operation: str, version: int, now_ms: int) -> None:

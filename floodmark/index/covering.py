@@ -67,7 +67,7 @@ class Covering:
 
 
 @dataclass(frozen=True)
-class Found:
+class IndexHits:
     """Rows that may have one of the values: `values` says which one, `files` the place of its file among those asked.
 
     `uncovered` are the places of files that may hold more.
@@ -95,7 +95,7 @@ class _OpenSegments:
     def section(self, storage: Storage, row: SegmentRow, form: IndexForm) -> Section | NotCovered:
         key = (row.location, row.index_id)
         with self._lock:
-            found = self._kept.get(key) or self._files.get(key)
+            found = self._kept.get(key, self._files.get(key))
         if found is None:
             found = _open(storage, row, form)
             with self._lock:
@@ -150,10 +150,10 @@ class Coverings:
         *,
         state: str | None = None,
         fingerprints: bool = False,
-    ) -> Found:
+    ) -> IndexHits:
         """Which rows of these data files may have one of these values. `state` names the files of a table's state."""
 
-        def look(covering: Covering) -> Found:
+        def look(covering: Covering) -> IndexHits:
             some = covering.sections
             candidates = probe(some, hashes, fingerprints=fingerprints)
             at = np.full(len(candidates), -1, np.int64)
@@ -163,7 +163,7 @@ class Coverings:
             live = at >= 0
             marks = None if candidates.fingerprints is None else candidates.fingerprints[live]
             positions: Numbers = candidates.positions[live].astype(np.int64)
-            return Found(candidates.values[live], at[live], positions, covering.uncovered, len(some), marks)
+            return IndexHits(candidates.values[live], at[live], positions, covering.uncovered, len(some), marks)
 
         return self.use(index, paths, look, state=state)
 
@@ -178,7 +178,9 @@ class Coverings:
                 opened.update(one.location for one in covering.sections)
                 return work(covering)
             except (Corrupt, NotFound, FileNotFoundError) as error:
-                location = str(getattr(error, "facts", {}).get("file", ""))
+                # An object store reports at a read what a local file keeps from one that has it open: that it is gone.
+                facts = getattr(error, "facts", {})
+                location = str(facts.get("file") or facts.get("location", ""))
                 if location not in opened:
                     raise
                 index = self._give_up(index, location, error)

@@ -6,7 +6,7 @@ keys share, or an entry of a row that is gone, costs a look into a file and no m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from pyiceberg.types import NestedField
@@ -31,6 +31,14 @@ def key_index(indexes: Indexes, table_id: str, fields: Sequence[NestedField]) ->
     return None
 
 
+def column_index(indexes: Indexes, table_id: str, field: NestedField) -> IndexRow | None:
+    """An index on this column alone, of either kind, if it is in use and this Floodmark can read it."""
+    for index in indexes.of_table(table_id):
+        if index.field_ids == (field.field_id,) and index.is_live and form_of(index) is not None:
+            return index
+    return None
+
+
 def files_holding_keys(
     coverings: Coverings,
     index: IndexRow | None,
@@ -40,14 +48,20 @@ def files_holding_keys(
     fields: Sequence[NestedField],
 ) -> list[LiveFile]:
     """Those of the files that may hold one of the keys in some staged files."""
+    return files_holding(coverings, index, files, _keys(storage, staged, fields))
+
+
+def files_holding(
+    coverings: Coverings, index: IndexRow | None, files: Sequence[LiveFile], keys: Iterable[Sequence[pa.ChunkedArray]]
+) -> list[LiveFile]:
+    """The same for keys given as the key's columns, in their order, some rows at a time."""
     form = None if index is None else form_of(index)
-    if index is None or form is None:
+    if index is None or form is None or not files:
         return list(files)
     paths = [file.path for file in files]
     found: set[int] = set()
-    for columns in _keys(storage, staged, fields):
-        hashes = hash_values(columns, form.secret, form.encoder)
-        hits = coverings.find(index, paths, hashes)
+    for columns in keys:
+        hits = coverings.find(index, paths, hash_values(columns, form.secret, form.encoder))
         found.update(hits.files.tolist(), hits.uncovered)
         if len(found) == len(paths):
             break

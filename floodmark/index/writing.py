@@ -20,13 +20,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import ListType, NestedField, PrimitiveType
 
 from floodmark import clock
-from floodmark.catalog.indexes import Indexes, IndexRider, IndexRow, SealedSegment
+from floodmark.catalog.indexes import KEY, Indexes, IndexRider, IndexRow, SealedSegment
 from floodmark.catalog.riders import Rider
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.journal import Operation
 from floodmark.commit.live_files import LiveFile
 from floodmark.commit.metadata import parse_metadata
 from floodmark.commit.seal import CREATE, WRITE, Edit
+from floodmark.errors import Corrupt
 from floodmark.failpoints import hit
 from floodmark.index.covering import form_of
 from floodmark.model import FileRecord
@@ -56,7 +57,7 @@ class IndexOn:
 
 
 @dataclass(frozen=True)
-class FileGroup:
+class CoveredGroup:
     """Data files that one segment will cover."""
 
     files: tuple[CoveredFile, ...]
@@ -141,36 +142,40 @@ class SegmentWriter:
         """The table has other indexes now."""
         self._indexes.pop(table_id, None)
 
-    def riders(self, operation: Operation, edits: Iterable[Edit]) -> tuple[list[Rider], bool]:
-        """Segments for the files that these edits add, as riders of their publish; and whether Spark tasks made any."""
-        riders: list[Rider] = []
-        used_spark = False
-        for edit in edits:
-            if edit.action not in (WRITE, CREATE) or not edit.added or not self._catalog.indexes.known:
-                continue
-            folder = operation.folder(edit.location, "data")
-            # Files that another operation published are covered by its segments, or by maintenance.
-            own = [file for file in edit.added if file.path.startswith(folder + "/")]
-            wanted = self._wanted(operation, edit) if own else None
-            if wanted is None:
-                continue
-            schema, indexes = wanted
-            made, tasks = write_segments(
-                self._catalog.storage, self._sessions, folder, schema, indexes, own, tag=f"floodmark-{operation.id}"
-            )
-            used_spark |= tasks
-            if made:
-                # Crash here: segments in the operation's own folder; recovery deletes them.
-                hit("index.written")
-                riders.append(IndexRider(edit.table_id, tuple(made)))
-        return riders, used_spark
+    def riders(self, operation: Operation, edits: Iterable[Edit], *, spark: bool) -> list[Rider]:
+        """Segments for the files that these edits add, as riders of their publish.
 
-    def _wanted(self, operation: Operation, edit: Edit) -> tuple[Schema, list[IndexRow]] | None:
+        Without `spark` all are made in this process, as the files were: it may have no Spark.
+        """
+        sessions = self._sessions if spark else None
+        riders: list[Rider] = []
+        # One barrier for the segments of all tables.
+        with self._catalog.storage.together():
+            for edit in edits:
+                if edit.action not in (WRITE, CREATE) or not edit.added or not self._catalog.indexes.known:
+                    continue
+                folder = operation.folder(edit.location, "data")
+                # Files that another operation published are covered by its segments, or by maintenance.
+                own = [file for file in edit.added if file.path.startswith(folder + "/")]
+                wanted = self._wanted(edit) if own else None
+                if wanted is None:
+                    continue
+                schema, indexes = wanted
+                made, _ = write_segments(
+                    self._catalog.storage, sessions, folder, schema, indexes, own, tag=f"floodmark-{operation.id}"
+                )
+                riders += [IndexRider(edit.table_id, tuple(made))] if made else []
+        if riders:
+            # Crash here: segments in the operation's own folder; recovery deletes them.
+            hit("index.written")
+        return riders
+
+    def _wanted(self, edit: Edit) -> tuple[Schema, list[IndexRow]] | None:
         """The table's schema and its indexes, if it has any."""
         known = self._known(edit.table_id)
-        schema = self._schema(operation, edit)
+        schema = self._schema(edit)
         on = tuple(column.field_id for column in key_columns(schema))
-        if on and not any(one.field_ids == on for one in known):
+        if on and not any(one.kind == KEY and one.field_ids == on for one in known):
             made = ensure_key(self._catalog.indexes, edit.table_id, schema)
             known = [*known, *([made] if made is not None else [])]
             self._indexes[edit.table_id] = (time.monotonic(), known)
@@ -184,7 +189,7 @@ class SegmentWriter:
             self._indexes[table_id] = (time.monotonic(), found)
         return found
 
-    def _schema(self, operation: Operation, edit: Edit) -> Schema:
+    def _schema(self, edit: Edit) -> Schema:
         if edit.action == CREATE:
             metadata = parse_metadata(edit.metadata or "")
             return metadata.schema_by_id(edit.schema_id) or metadata.schema()
@@ -192,15 +197,18 @@ class SegmentWriter:
             return Schema.model_validate_json(edit.schema)
         place = (edit.table_id, edit.schema_id)
         if place not in self._schemas:
-            _, newest = self._catalog.history.head_and_newest(edit.table, operation.branch)
-            found = self._catalog.files.metadata(newest).schema_by_id(edit.schema_id)
-            self._schemas[place] = found if found is not None else self._catalog.files.metadata(newest).schema()
+            # Not by its name: another table may have it by now.
+            newest = self._catalog.files.metadata(self._catalog.history.newest_metadata(edit.table_id))
+            found = newest.schema_by_id(edit.schema_id)
+            if found is None:
+                raise Corrupt("the table's metadata lacks a schema", table=edit.table, schema_id=edit.schema_id)
+            self._schemas[place] = found
         return self._schemas[place]
 
 
 def write_segments(
     storage: Storage,
-    sessions: Sessions,
+    sessions: Sessions | None,
     folder: str,
     schema: Schema,
     indexes: Sequence[IndexRow],
@@ -208,7 +216,7 @@ def write_segments(
     *,
     tag: str,
 ) -> tuple[list[SealedSegment], bool]:
-    """Write segments of these indexes for these data files; and whether Spark tasks did.
+    """Write segments of these indexes for these data files; and whether Spark tasks did: with sessions, if it is much.
 
     A file that lacks the columns of some of the indexes is covered for the others only.
     """
@@ -216,6 +224,9 @@ def write_segments(
     used_spark = False
     for indexed, some in _by_indexes(schema, indexes, files):
         plan = SegmentPlan(folder, indexed, tuple(user_fields(schema)), dict(storage.options))
+        if sessions is None:
+            made += [_write_group(storage, plan, one) for one in _groups(some)]
+            continue
         found, tasks = run_files(
             sessions,
             _groups(some),
@@ -247,26 +258,26 @@ def _by_indexes(
             yield tuple(on[at] for at in held), some
 
 
-def _groups(files: Sequence[CoveredFile]) -> list[FileGroup]:
+def _groups(files: Sequence[CoveredFile]) -> list[CoveredGroup]:
     """The files in groups of bounded size, in their order; a file is never cut."""
-    groups: list[FileGroup] = []
+    groups: list[CoveredGroup] = []
     some: list[CoveredFile] = []
     for file in files:
         if some and (sum(one.rows for one in some) + file.rows > ROWS_PER_SEGMENT or len(some) >= FILES_PER_SEGMENT):
-            groups.append(FileGroup(tuple(some)))
+            groups.append(CoveredGroup(tuple(some)))
             some = []
         some.append(file)
-    return [*groups, FileGroup(tuple(some))] if some else groups
+    return [*groups, CoveredGroup(tuple(some))] if some else groups
 
 
-def _write_groups(plan: SegmentPlan, groups: Sequence[FileGroup]) -> list[SealedSegment]:
+def _write_groups(plan: SegmentPlan, groups: Sequence[CoveredGroup]) -> list[SealedSegment]:
     """In a task of Spark."""
     storage = Storage(plan.storage_options)
     with storage.batch():
         return [_write_group(storage, plan, one) for one in groups]
 
 
-def _write_group(storage: Storage, plan: SegmentPlan, group: FileGroup) -> SealedSegment:
+def _write_group(storage: Storage, plan: SegmentPlan, group: CoveredGroup) -> SealedSegment:
     sections = build_sections(storage, [(one.form, one.columns) for one in plan.indexes], group.files, plan.fields)
     # A name of its own for each attempt.
     record = write_segment(storage, join(plan.folder, f"{clock.new_id()}{SUFFIX}"), sections)

@@ -79,7 +79,7 @@ class Indexed:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class IndexedFile:
     """A data file that some branch has, and the schema of the first branch that has it."""
 
     file: LiveFile
@@ -92,7 +92,7 @@ class LiveTable:
 
     head: Head
     location: str
-    files: Mapping[str, Wanted]
+    files: Mapping[str, IndexedFile]
     schemas: tuple[Schema, ...]
 
 
@@ -113,7 +113,7 @@ def _heads(catalog: Catalog, table_id: str) -> list[Head]:
 
 
 def _read(catalog: Catalog, heads: Sequence[Head]) -> LiveTable:
-    files: dict[str, Wanted] = {}
+    files: dict[str, IndexedFile] = {}
     schemas: dict[int, Schema] = {}
     # Branches that did not write to the table share its state.
     distinct: dict[tuple[int | None, int], Head] = {}
@@ -122,13 +122,13 @@ def _read(catalog: Catalog, heads: Sequence[Head]) -> LiveTable:
     for head in distinct.values():
         schema = schemas.setdefault(head.schema_id, schema_of(catalog.files.metadata(head.metadata_location), head))
         for file in live_files(catalog.files, head, schema):
-            files.setdefault(file.path, Wanted(file, schema))
+            files.setdefault(file.path, IndexedFile(file, schema))
     location = catalog.files.metadata(heads[0].metadata_location).location
     return LiveTable(heads[0], location, files, tuple(schemas.values()))
 
 
 @dataclass(frozen=True)
-class Batch:
+class FileBatch:
     """Files that one publish covers, by the indexes that miss them."""
 
     indexes: tuple[IndexRow, ...]
@@ -146,7 +146,7 @@ class IndexPlan:
 
     live: LiveTable
     indexes: tuple[IndexRow, ...] = ()
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[FileBatch] = field(default_factory=list)
     # By index: segments in use; of whose files no branch has one; that are damaged and may be of live files.
     used: dict[str, list[SegmentRow]] = field(default_factory=dict)
     dead: dict[str, list[str]] = field(default_factory=dict)
@@ -234,17 +234,17 @@ def _in_use(engine: Engine, indexes: Sequence[IndexRow]) -> dict[str, dict[str, 
     return found
 
 
-def _can_cover(index: IndexRow, one: Wanted) -> bool:
+def _can_cover(index: IndexRow, one: IndexedFile) -> bool:
     columns = columns_on(one.schema, index.field_ids)
     return columns is not None and holds(one.file, columns)
 
 
-def _batches(missing: Mapping[str, Sequence[IndexRow]], live: LiveTable) -> Iterator[Batch]:
-    alike: dict[tuple[tuple[str, ...], int], Batch] = {}
+def _batches(missing: Mapping[str, Sequence[IndexRow]], live: LiveTable) -> Iterator[FileBatch]:
+    alike: dict[tuple[tuple[str, ...], int], FileBatch] = {}
     for path, indexes in missing.items():
         one = live.files[path]
         place = tuple(index.id for index in indexes), one.schema.schema_id
-        batch = alike.get(place) or Batch(tuple(indexes), one.schema, ())
+        batch = alike.get(place) or FileBatch(tuple(indexes), one.schema, ())
         if batch.files and _is_full(batch, one.file):
             yield batch
             batch = replace(batch, files=())
@@ -252,7 +252,7 @@ def _batches(missing: Mapping[str, Sequence[IndexRow]], live: LiveTable) -> Iter
     yield from alike.values()
 
 
-def _is_full(batch: Batch, file: LiveFile) -> bool:
+def _is_full(batch: FileBatch, file: LiveFile) -> bool:
     size_bytes = sum(one.size_bytes for one in batch.files)
     return (
         len(batch.files) >= BATCH_FILES_MAX
@@ -296,7 +296,7 @@ def _ensure_keys(engine: Engine, plan: IndexPlan) -> bool:
     return bool({one.id for one in found if one is not None} - known)
 
 
-def _build(engine: Engine, intent: Intent, live: LiveTable, batch: Batch, done: Indexed) -> None:
+def _build(engine: Engine, intent: Intent, live: LiveTable, batch: FileBatch, done: Indexed) -> None:
     work = _Build(engine, live, batch)
     try:
         commit = publish(engine.catalog, intent, work)
@@ -366,7 +366,7 @@ class _IndexPlan(PublishPlan):
 class _Build(_IndexPlan):
     """One batch of files gets segments."""
 
-    def __init__(self, engine: Engine, live: LiveTable, batch: Batch) -> None:
+    def __init__(self, engine: Engine, live: LiveTable, batch: FileBatch) -> None:
         super().__init__(engine, live)
         self._batch = batch
 

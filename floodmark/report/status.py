@@ -23,6 +23,7 @@ from floodmark.json_form import Reported
 from floodmark.model import MAIN, AuditRow, Head
 from floodmark.report.daemon import DaemonReport, read_daemon
 from floodmark.report.health import Health, Troubles, judge
+from floodmark.report.indexes import IndexTotals, sum_totals
 from floodmark.report.jobs import JobLine, JobsState, read_jobs
 from floodmark.report.maintenance import (
     DEFAULTS,
@@ -72,6 +73,8 @@ class Status(Reported):
     due: tuple[str, ...]
     sinks: tuple[SinkLine, ...]
     spools: tuple[SpoolReport, ...]
+    # Of the tables of main. What they cover, `floodmark index list` says.
+    indexes: IndexTotals
     # Rows that sinks and spools set aside and no operator has settled yet.
     quarantined: int
     daemon: DaemonReport | None
@@ -201,6 +204,7 @@ def lake_status(
         due=tuple(due_now(catalog, heads, upkeep, keeping, age_s_max)),
         sinks=seen.sinks,
         spools=seen.spools,
+        indexes=sum_totals(catalog.indexes.totals(), {head.table_id for head in heads}),
         quarantined=sum(one.quarantined for one in seen.sinks) + sum(one.quarantined for one in seen.spools),
         daemon=seen.daemon,
         jobs=seen.jobs.shown,

@@ -14,10 +14,13 @@ from floodmark import clock
 from floodmark.catalog import tables
 from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.catalog import Catalog
-from floodmark.errors import Corrupt
+from floodmark.engine import Engine
+from floodmark.errors import Corrupt, NotFound
+from floodmark.index.records import IndexStatus
 from floodmark.json_form import Reported
 from floodmark.model import MAIN, Head
 from floodmark.report.health import FINE
+from floodmark.report.indexes import IndexTotals, totals_of
 from floodmark.report.maintenance import (
     DEFAULTS,
     MaintenanceOverview,
@@ -55,6 +58,7 @@ class TableLine(Reported):
     small_file_ratio: float | None
     waiting_rows: int | None
     quarantined: int
+    indexes: IndexTotals
     due: tuple[str, ...]
     health: str
 
@@ -104,6 +108,8 @@ class TableDetails(Reported):
     orphan_bytes: int | None
     retention: str | None
     retention_column: str | None
+    # None: what they cover is unknown, because a file that this version needs is gone.
+    indexes: tuple[IndexStatus, ...] | None
     consumers: tuple[ConsumerLine, ...]
     last_maintenance: Mapping[str, Outcome]
     due: tuple[str, ...]
@@ -144,6 +150,7 @@ def table_lines(
     keeping: MaintainSettings = DEFAULTS,
 ) -> list[TableLine]:
     """Tables in one line each. Maintenance is known for main alone: on other branches its fields are None."""
+    indexes = catalog.indexes.totals()
     now_ms, changed = database_ms(catalog), _committed_ms(catalog, {head.version for head in heads})
     by_table = {spool.table: spool for spool in spools}
     found = []
@@ -164,6 +171,7 @@ def table_lines(
                 small_file_ratio=ratio(small, head.files),
                 waiting_rows=0 if spool is None else spool.waiting_rows,
                 quarantined=0 if spool is None else spool.quarantined,
+                indexes=totals_of(indexes.get(head.table_id)),
                 due=tuple(due_of_table(head, upkeep, keeping, now_ms)) if on_main else (),
                 health=_health(head.table in drifted and on_main, spool),
             )
@@ -193,10 +201,11 @@ def _committed_ms(catalog: Catalog, versions: Collection[int]) -> dict[int, int]
     return found
 
 
-def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFAULTS) -> TableDetails:
-    """A table: its columns, layout, size and location, and its maintenance."""
+def table_details(engine: Engine, head: Head, keeping: MaintainSettings = DEFAULTS) -> TableDetails:
+    """A table: its columns, layout, size and location, its indexes and what they cover, and its maintenance."""
     from floodmark.commit.metadata import schema_of
 
+    catalog = engine.catalog
     metadata = catalog.files.metadata(head.metadata_location)
     schema, spec = schema_of(metadata, head), metadata.specs()[head.spec_id]
     upkeep = read_maintenance(catalog)
@@ -229,6 +238,7 @@ def table_details(catalog: Catalog, head: Head, keeping: MaintainSettings = DEFA
         orphan_bytes=None if orphans is None else orphans[1],
         retention=policy.retention,
         retention_column=policy.column,
+        indexes=_indexes(engine, head),
         consumers=tuple(
             ConsumerLine(one.name, one.mark, max(0, head.sequence - one.mark), one.protected)
             for one in catalog.maintenance.consumers(head.table_id)
@@ -256,6 +266,16 @@ def _columns(metadata: TableMetadata, schema: Schema, head: Head) -> tuple[Colum
         for field in schema.fields
         if not field.name.startswith("_")
     )
+
+
+def _indexes(engine: Engine, head: Head) -> tuple[IndexStatus, ...] | None:
+    """The table's indexes and what they cover. None as above: `floodmark doctor` says which file it is."""
+    from floodmark.index.status import index_status
+
+    try:
+        return tuple(index_status(engine.catalog, engine.coverings, head))
+    except (Corrupt, NotFound, FileNotFoundError):
+        return None
 
 
 def _orphans(catalog: Catalog, head: Head) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ one is no bad input but `Corrupt`, and raised at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -75,6 +76,12 @@ def table_shape(schema_json: str, settled: bool = False) -> Shape:
         raise Corrupt("the table has no column for the sequences of settled rows", column=SEQ_COLUMN)
     columns = tuple(_column(field, file_schema.field(at), field.name) for at, field in enumerate(fields))
     return Shape(schema, fields, columns, file_schema, settled)
+
+
+def columns_of(schema: Schema, fields: Sequence[NestedField]) -> tuple[Column, ...]:
+    """Some columns of a table, as converting values to them needs them."""
+    arrow = arrow_schema(schema)
+    return tuple(_column(field, arrow.field(field.name), field.name) for field in fields)
 
 
 def _column(field: NestedField, arrow: pa.Field, path: str) -> Column:

@@ -53,8 +53,8 @@ class Misfits:
     def all(self) -> tuple[Problem, ...]:
         return tuple(self._found.values())
 
-    def raise_invalid(self, *, in_all: bool = True) -> None:
-        """Raise one `Invalid` that names every column, if there is any problem.
+    def raise_invalid(self, *, in_all: bool = True, what: str = "the rows do not fit the table") -> None:
+        """Raise one `Invalid` that names every column, if there is any problem; its message begins with `what`.
 
         Without `in_all` no count of several problems: one row that lacks three columns is not three rows.
         """
@@ -64,7 +64,7 @@ class Misfits:
         if len(problems) == 1:
             only = problems[0]
             raise Invalid(
-                f"the rows do not fit the table: {only.problem}",
+                f"{what}: {only.problem}",
                 column=only.column,
                 count=only.count,
                 advice=only.advice,
@@ -75,7 +75,7 @@ class Misfits:
             lines.append(f"and {len(problems) - len(shown)} more")
         counts = [p.count for p in problems if p.count is not None]
         raise Invalid(
-            "the rows do not fit the table: " + "; ".join(lines),
+            f"{what}: " + "; ".join(lines),
             column=", ".join(dict.fromkeys(p.column for p in shown)),
             count=sum(counts) if counts and in_all else None,
             advice=" ".join(dict.fromkeys(p.advice for p in shown if p.advice)),

@@ -87,7 +87,7 @@ def read_numbered(
     size_bytes: int | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The same with the position in the file of each batch's first row. A file of another size is `Corrupt`."""
-    with _damaged(location):
+    with damaged(location):
         yield from _read_whole(storage, location, fields, batch_rows, tests, size_bytes)
 
 
@@ -110,7 +110,7 @@ def kept_groups(
     size_bytes: int | None = None,
 ) -> Groups:
     """What a read of these columns with these tests opens of a file, from its footer."""
-    with _damaged(location), _opened(storage, location, size_bytes) as stream, pq.ParquetFile(stream) as parquet:
+    with damaged(location), opened(storage, location, size_bytes) as stream, pq.ParquetFile(stream) as parquet:
         names = _names(parquet.schema_arrow)
         kept = [number for number, keep in enumerate(_tested(parquet.metadata, names, tests)) if keep]
         wanted = {names[field.field_id] for field in fields if field.field_id in names}
@@ -135,8 +135,8 @@ def take_rows(storage: Storage, location: str, fields: Sequence[NestedField], po
 
 def held_fields(storage: Storage, location: str) -> frozenset[int]:
     """The field ids of the file's columns, from its footer."""
-    with _damaged(location), _opened(storage, location) as stream, pq.ParquetFile(stream) as parquet:
-        return frozenset(_by_id(parquet.schema_arrow))
+    with damaged(location), opened(storage, location) as stream, pq.ParquetFile(stream) as parquet:
+        return frozenset(by_id(parquet.schema_arrow))
 
 
 def row_bytes(storage: Storage, location: str, fields: Sequence[NestedField]) -> int:
@@ -155,11 +155,11 @@ def _read_whole(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     target = read_schema(fields)
     with (
-        _opened(storage, location, size_bytes) as stream,
+        opened(storage, location, size_bytes) as stream,
         # Pages that have a checksum are compared with it: corrupted bytes must not be read as rows.
         pq.ParquetFile(stream, page_checksum_verification=True) as parquet,
     ):
-        sources = _by_id(parquet.schema_arrow)
+        sources = by_id(parquet.schema_arrow)
         if len(sources) < len(parquet.schema_arrow):
             raise Corrupt("a data file has columns without a field id", file=location)
         wanted = [sources[field.field_id].name for field in fields if field.field_id in sources]
@@ -171,12 +171,13 @@ def _read_whole(
             for field, goal in zip(fields, target, strict=True):
                 source = sources.get(field.field_id)
                 array = None if source is None else batch.column(batch.schema.get_field_index(source.name))
-                arrays.append(_project(array, source, field, goal.type, len(batch)))
+                arrays.append(project(array, source, field, goal.type, len(batch)))
             yield start, pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
 @contextmanager
-def _damaged(location: str) -> Iterator[None]:
+def damaged(location: str) -> Iterator[None]:
+    """Around everything that reads a data file: what cannot be read is `Corrupt`, and names the file."""
     try:
         yield
     except (pa.ArrowInvalid, OSError) as error:
@@ -186,7 +187,7 @@ def _damaged(location: str) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(storage: Storage, location: str, size_bytes: int | None = None) -> Iterator[RangeReader]:
+def opened(storage: Storage, location: str, size_bytes: int | None = None) -> Iterator[RangeReader]:
     try:
         stream = storage.open_input(location, size_bytes)
     except NotFound as error:
@@ -241,10 +242,11 @@ def _tested(metadata: pq.FileMetaData, names: Mapping[int, str], tests: Sequence
 
 
 def _names(schema: pa.Schema) -> dict[int, str]:
-    return {field_id: field.name for field_id, field in _by_id(schema).items()}
+    return {field_id: field.name for field_id, field in by_id(schema).items()}
 
 
-def _by_id(fields: Iterable[pa.Field]) -> dict[int, pa.Field]:
+def by_id(fields: Iterable[pa.Field]) -> dict[int, pa.Field]:
+    """The fields of a file, or of a struct in it, by their field ids."""
     found = {}
     for field in fields:
         if field.metadata and FIELD_ID in field.metadata:
@@ -252,28 +254,29 @@ def _by_id(fields: Iterable[pa.Field]) -> dict[int, pa.Field]:
     return found
 
 
-def _project(
+def project(
     array: pa.Array | None, source: pa.Field | None, field: NestedField, goal: pa.DataType, rows: int
 ) -> pa.Array:
+    """A file's column as the table has it now; nulls if the file lacks it."""
     if array is None or source is None:
         return pa.nulls(rows, goal)
     kind = field.field_type
     if isinstance(kind, StructType):
         # Without parents' nulls, which the struct keeps itself.
-        by_id = _by_id(source.type)
+        sources = by_id(source.type)
         children = []
         for at, child in enumerate(kind.fields):
-            found = by_id.get(child.field_id)
+            found = sources.get(child.field_id)
             part = None if found is None else array.field(source.type.get_field_index(found.name))
-            children.append(_project(part, found, child, goal.field(at).type, len(array)))
+            children.append(project(part, found, child, goal.field(at).type, len(array)))
         return struct_of(array, children, goal)
     if isinstance(kind, ListType):
         values = array.flatten()
-        element = _project(values, source.type.value_field, kind.element_field, goal.value_type, len(values))
+        element = project(values, source.type.value_field, kind.element_field, goal.value_type, len(values))
         return list_of(array, element, goal)
     if isinstance(kind, MapType):
         keys, items = map_parts(array)
-        keys = _project(keys, source.type.key_field, kind.key_field, goal.key_type, len(keys))
-        items = _project(items, source.type.item_field, kind.value_field, goal.item_type, len(items))
+        keys = project(keys, source.type.key_field, kind.key_field, goal.key_type, len(keys))
+        items = project(items, source.type.item_field, kind.value_field, goal.item_type, len(items))
         return map_of(array, keys, items, goal)
     return array if array.type.equals(goal) else array.cast(goal)

@@ -42,6 +42,8 @@ CONNECT_WAIT_S = 5.0
 
 # Settings that correct reads depend on; set on every session. All of them can be set while it runs.
 NEEDED = {"spark.sql.parquet.fieldId.read.enabled": "true"}
+# Files are listed by the driver from an explicit list, however long; a Spark job for that costs seconds.
+LISTED_BY_DRIVER = {"spark.sql.sources.parallelPartitionDiscovery.threshold": str(2**31 - 1)}
 # Defaults for a session of ours; each can be overridden.
 DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -51,8 +53,7 @@ DEFAULTS = {
     "spark.ui.liveUpdate.period": "0",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "8",
-    # Files are listed by the driver from an explicit list; a Spark job for that costs seconds.
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    **LISTED_BY_DRIVER,
 }
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 

@@ -5,6 +5,9 @@ files were added, the publish is refused, and only those are checked or filled b
 check are built on newer rows unchanged: rows are read by field id, so they fit the new schema. Crash anywhere: nothing
 of it is published; recovery rolls it back, because it has no identity that would make it repeatable. A turn that it
 held ends with its recovery, or with its lease.
+
+Indexes are declared by riders of the publish. They are intent and no state: a plan of nothing else is one transaction
+of the catalog and makes no version, and what another process did to indexes meanwhile makes no plan stale.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from floodmark.catalog.indexes import DeclareRider
 from floodmark.catalog.riders import PlanAgain, Rider
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.fills import absent_fields, fills_of
@@ -29,14 +33,14 @@ from floodmark.commit.shape_riders import DropRider, PolicyRider, RenameRider
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid
 from floodmark.failpoints import hit
-from floodmark.model import MAIN, Commit, FileRecord, Head
+from floodmark.model import DECLARED, MAIN, Commit, FileRecord, Head
 from floodmark.rows.rewriting.rewrite import InputFile
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.staging.stage import StageTarget
 from floodmark.rows.tasks import is_little
 from floodmark.schema.plan import Plan, Seen, make_plan, seen
 from floodmark.schema.row_checks import refused_by_rows
-from floodmark.schema.step import Step
+from floodmark.schema.step import ADD_INDEX, DROP_INDEX, Step
 from floodmark.schema.table_plan import TablePlan
 from floodmark.storage import join
 from floodmark.write.table import check_records, tables_at_head
@@ -66,15 +70,18 @@ def apply_plan(
     """
     _check_steps(plan.refused)
     _check_destructive(plan, allow_destructive)
-    if plan.outcome == "nothing_to_do":
-        check_expected(engine.catalog, intent, _existing(plan))
-        if on_plan is not None:
-            on_plan(plan)
-        return unchanged(engine.catalog, intent)
-    if fill_later:
-        _check_fill_later(plan, {table.name: table.current.head for table in plan.tables if table.current is not None})
     applied = _Apply(engine, intent, plan, again, fill_later, allow_destructive)
-    commit = publish(engine.catalog, intent, applied)
+    if plan.outcome == "nothing_to_do" or plan.only_indexes:
+        check_expected(engine.catalog, intent, _existing(plan))
+        applied.check_fresh()
+        commit = unchanged(engine.catalog, intent)
+    else:
+        if fill_later:
+            _check_fill_later(plan, {one.name: one.current.head for one in plan.tables if one.current is not None})
+        commit = publish(engine.catalog, intent, applied)
+    if commit.outcome != "committed" and applied.declare():
+        commit = replace(commit, outcome=DECLARED)
+    applied.forget()
     if on_plan is not None:
         on_plan(applied.wanted)
     return commit
@@ -125,7 +132,7 @@ class _Apply(PublishPlan):
         heads = self._heads()
         # It is planned anew at every try: heads do not show everything that it depends on.
         if self._moved(heads, rows_matter=first) or not first:
-            if not self._plan_anew():
+            if not self._plan_anew() or self.wanted.only_indexes:
                 check_expected(self._catalog, self._intent, _existing(self.wanted))
                 return Planned()
             heads = self._heads()
@@ -146,6 +153,32 @@ class _Apply(PublishPlan):
     @property
     def used_spark(self) -> bool:
         return self._runner.used_spark
+
+    # ── indexes ──
+
+    def declare(self) -> bool:
+        """Change the indexes as the plan wants, without a version; whether any changed."""
+        riders = self._index_riders()
+        changed = bool(riders) and self._catalog.indexes.change(riders)
+        if riders:
+            # Crash here: they are declared; another apply has nothing to do.
+            hit("index.declared")
+        return changed
+
+    def forget(self) -> None:
+        """The next write of this process makes segments for the new indexes."""
+        for rider in self._index_riders():
+            self._engine.segments.forget(rider.table_id)
+
+    def _index_riders(self) -> tuple[DeclareRider, ...]:
+        if not any(table.declared or table.undeclared for table in self.wanted.tables):
+            return ()
+        return _index_riders(self.wanted, self._heads(), self._made)
+
+    def check_fresh(self) -> None:
+        """Conflict if a plan that an operator agreed to is stale."""
+        if self._again is None and self.wanted.steps:
+            self._moved(self._heads(), rows_matter=True)
 
     # ── the state it depends on ──
 
@@ -263,8 +296,9 @@ def _existing(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _actions(plan: Plan) -> list[tuple[str, str, str | None]]:
-    """The steps of the plan, without the number of rows that they affect."""
-    return [(step.table, step.action, step.column) for step in plan.steps]
+    """The steps of the plan, without the number of rows that they affect, and without indexes."""
+    indexes = (ADD_INDEX, DROP_INDEX)
+    return [(step.table, step.action, step.column) for step in plan.steps if step.action not in indexes]
 
 
 def _places(plan: Plan) -> list[tuple[str, str | None]]:
@@ -406,8 +440,16 @@ def _reference_properties(
     return found
 
 
+def _index_riders(plan: Plan, heads: Mapping[str, Head], made: Mapping[str, _NewTable]) -> tuple[DeclareRider, ...]:
+    """What the plan changes of indexes, of tables that exist or are made."""
+    # A table that another process made meanwhile is that one.
+    ids = {name: new.table_id for name, new in made.items()} | {name: head.table_id for name, head in heads.items()}
+    changed = (table for table in plan.tables if table.declared or table.undeclared)
+    return tuple(DeclareRider(ids[one.name], one.declared, one.undeclared) for one in changed if one.name in ids)
+
+
 def _make_riders(plan: Plan, heads: Mapping[str, Head], made: Mapping[str, _NewTable]) -> tuple[Rider, ...]:
-    riders: list[Rider] = []
+    riders: list[Rider] = [*_index_riders(plan, heads, made)]
     for table in plan.tables:
         if table.drop:
             head = heads[table.name]

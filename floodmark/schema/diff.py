@@ -27,6 +27,7 @@ from floodmark.rows.primitives import KEY_ADVICE, can_identify
 from floodmark.schema.column_types import type_text
 from floodmark.schema.columns import ColumnsDiff, diff_columns, renamed_back, with_column_change
 from floodmark.schema.file import NO_RETENTION, WantedTable
+from floodmark.schema.index_steps import with_indexes
 from floodmark.schema.references import diff_references
 from floodmark.schema.step import (
     ADD_KEY,
@@ -69,7 +70,7 @@ def diff(wanted: Sequence[WantedTable], current: Mapping[str, Current]) -> tuple
             plans.append(_created(table))
         else:
             plans.append(_changed(table, there))
-    return diff_references(plans, current)
+    return tuple(map(with_indexes, diff_references(plans, current)))
 
 
 # ── a new table, a dropped table ──

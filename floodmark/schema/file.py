@@ -1,8 +1,8 @@
 """The schema file: tables as their owners want them, in TOML; the same under `[tables.X]` of the settings.
 
 Read as a whole: every table is checked before one is returned, and an unknown key names the nearest known one. What a
-table's entry omits stays as it is in the lake (key, partition, sort, retention, references, comment); `[]`, `{}`,
-"none" and "" remove it. Columns are listed completely or not at all: a column that is not listed is dropped.
+table's entry omits stays as it is in the lake (key, partition, sort, retention, references, indexes, comment); `[]`,
+`{}`, "none" and "" remove it. Columns are listed completely or not at all: a column that is not listed is dropped.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import BooleanType, IcebergType, IntegerType, LongType, NestedField, StringType
 
 from floodmark.errors import FloodmarkError, Invalid, NotFound
+from floodmark.index.wanted import wanted_index
 from floodmark.json_form import Json
 from floodmark.maintenance.policy import check_policy
 from floodmark.rows.ddl import parse_ddl
@@ -30,7 +31,7 @@ from floodmark.write.shape import TableShape, check_name, plan_table
 
 TABLE_KEYS = (
     *("columns", "schema", "key", "partition", "sort", "retention", "retention_column", "references"),
-    *("comment", "dropped", "drop"),
+    *("index", "comment", "dropped", "drop"),
 )
 COLUMN_KEYS = ("type", "required", "default", "comment", "renamed_from")
 NO_RETENTION = "none"
@@ -85,6 +86,8 @@ class WantedTable:
     retention: str | None = None
     retention_column: str | None = None
     references: Mapping[str, str] | None = None
+    # The columns of each index.
+    indexes: tuple[tuple[str, ...], ...] | None = None
     comment: str | None = None
     dropped: frozenset[str] = field(default_factory=frozenset)
     drop: bool = False
@@ -200,6 +203,7 @@ def _table(name: str, entry: Mapping[str, Json], origin: str) -> WantedTable:
         texts.get("retention"),
         texts.get("retention_column"),
         _references(entry.get("references"), where, origin),
+        _indexes(entry.get("index"), f"{where}.index", origin),
         texts.get("comment"),
         frozenset(lists.get("dropped", ())),
     )
@@ -222,6 +226,8 @@ def _check(wanted: WantedTable, where: str, origin: str) -> None:
             raise _wrong(f"{where}.references.{name}", f"no such column, only {', '.join(sorted(names))}", origin)
     if both := sorted(wanted.dropped & names):
         raise _wrong(f"{where}.dropped", f"{', '.join(both)} is a column, too", origin)
+    for on in wanted.indexes or ():
+        wanted_index(wanted.name, shape.schema, on)
     olds = [column.renamed_from for column in wanted.columns if column.renamed_from is not None]
     if twice := sorted({old for old in olds if olds.count(old) > 1}):
         raise _wrong(f"{where}.columns", f"two columns have renamed_from = {', '.join(twice)}", origin)
@@ -337,6 +343,18 @@ def _names(value: Json, where: str, origin: str) -> tuple[str, ...]:
     found = [] if not isinstance(value, Sequence) else [one for one in value if isinstance(one, str)]
     if not isinstance(value, Sequence) or isinstance(value, str) or len(found) != len(value):
         raise _wrong(where, 'a list of texts, like ["id"]', origin)
+    return tuple(found)
+
+
+def _indexes(value: Json, where: str, origin: str) -> tuple[tuple[str, ...], ...] | None:
+    """The columns of each index: one name, or a list of names."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _wrong(where, 'a list of columns, like ["customer", ["country", "city"]]', origin)
+    found = [(one,) if isinstance(one, str) else _names(one, where, origin) for one in value]
+    if twice := sorted({", ".join(one) for one in found if sum(set(one) == set(other) for other in found) > 1}):
+        raise _wrong(where, f"two indexes on {'; '.join(twice)}", origin)
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ from floodmark.json_form import Json
 from floodmark.model import MAIN, Head
 from floodmark.schema.diff import diff
 from floodmark.schema.file import WantedTable
-from floodmark.schema.step import DESTRUCTIVE, REFUSED, Step
+from floodmark.schema.step import ADD_INDEX, DESTRUCTIVE, DROP_INDEX, REFUSED, Step
 from floodmark.schema.table_plan import TablePlan
 from floodmark.write.current import Current, CurrentTables
 
@@ -63,6 +63,11 @@ class Plan:
         if any(step.kind == REFUSED for step in self.steps):
             return "refused"
         return "planned" if self.steps else "nothing_to_do"
+
+    @property
+    def only_indexes(self) -> bool:
+        """Whether it changes indexes and nothing else: that makes no version."""
+        return bool(self.steps) and all(step.action in (ADD_INDEX, DROP_INDEX) for step in self.steps)
 
     @property
     def refused(self) -> tuple[Step, ...]:

@@ -20,6 +20,7 @@ WIDEN_TYPE, RELAX_REQUIRED, REQUIRE, SET_DEFAULT, COMMENT = (
     "comment",
 )
 ADD_KEY, CHANGE_PARTITION, CHANGE_SORT, SET_RETENTION = "add_key", "change_partition", "change_sort", "set_retention"
+ADD_INDEX, DROP_INDEX = "add_index", "drop_index"
 ADD_REFERENCE, DROP_REFERENCE = "add_reference", "drop_reference"
 
 

@@ -10,6 +10,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.typedef import IcebergBaseModel
 
+from floodmark.catalog.indexes import WantedIndex
 from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.fills import Fill
 from floodmark.json_form import Json
@@ -33,7 +34,8 @@ class TablePlan:
     """The plan of one table. None: unchanged.
 
     wanted: None if only another table's reference touches it. shape: of a table to be created. fills: defaults that
-    older files get in the same publish. unique, no_nulls and links are checked in the rows before it.
+    older files get in the same publish. unique, no_nulls and links are checked in the rows before it. declared and
+    undeclared: indexes to be created and dropped, which no version shows.
     """
 
     name: str
@@ -50,6 +52,8 @@ class TablePlan:
     unique: bool = False
     no_nulls: tuple[int, ...] = ()
     links: tuple[Link, ...] = ()
+    declared: tuple[WantedIndex, ...] = ()
+    undeclared: tuple[WantedIndex, ...] = ()
     drop: bool = False
     rename_to: str | None = None
 

@@ -8,6 +8,7 @@ import floodmark
 from floodmark.serve.http.api import add_questions
 from floodmark.serve.http.edge import Guarded, HttpEdge, handle_errors
 from floodmark.serve.http.events import add_events
+from floodmark.serve.http.lookup import add_lookup
 from floodmark.serve.http.metrics import add_metrics
 from floodmark.serve.http.openapi import describe
 from floodmark.serve.http.rows import add_rows
@@ -24,6 +25,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.workers = service.workers
     add_rows(app, service)
     add_questions(app, service)
+    add_lookup(app, service)
     add_events(app, service)
     add_metrics(app, service)
     add_page(app, service)

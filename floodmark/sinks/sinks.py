@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
@@ -121,7 +121,7 @@ class LakeSinks:
         heads = [self._catalog.history.head(table, branch) for table in names]
         for head in heads:
             self._check_rows(head, chosen)
-        self._check_names_there(name, chosen, heads)
+        self._check_names_there(name, chosen, {head.table: head.table_id for head in heads})
         if start is None:
             self._check_new_place(name, chosen, heads)
         begin = BEGINNING_NAME if start is None else start
@@ -129,23 +129,24 @@ class LakeSinks:
         self._catalog.sinks.add(name, kind, chosen.to_json(), heads, marks, chosen.protected)
         return self.about(name)
 
-    def _check_names_there(self, name: str, settings: AnySettings, heads: Sequence[Head]) -> None:
-        """Refuse a name under which another sink ships another table there, which was renamed."""
-        place, by_name = place_of(settings), {head.table: head for head in heads}
+    def _check_names_there(self, name: str, settings: AnySettings, names: Mapping[str, str]) -> None:
+        """Refuse a name under which another sink ships another table there. `names`: table ids by the name there."""
+        place = place_of(settings)
         for other in self._catalog.sinks.all():
-            if place_of(settings_from_json(other.kind, other.settings)) != place:
+            if other.name == name or place_of(settings_from_json(other.kind, other.settings)) != place:
                 continue
             for one in other.tables:
-                head = by_name.get(one.shipped_as)
-                if one.table != one.shipped_as and head is not None and head.table_id != one.table_id:
+                # Tables of the lake differ by name: one of the two was renamed, and keeps its earlier name there.
+                is_another = names.get(one.shipped_as, one.table_id) != one.table_id
+                if is_another and one.head_id == one.table_id:
                     raise Invalid(
                         "another table is shipped there under this name",
                         sink=name,
-                        table=head.table,
+                        table=one.shipped_as,
                         other_sink=other.name,
                         other_table=one.table,
-                        advice=f"{one.table} was renamed, and {other.name} goes on under its old name. "
-                        "Use another destination, or rename the new table.",
+                        advice="A table that was renamed goes on there under its earlier name. Use another destination,"
+                        " or give the table another name before its sink is added.",
                     )
 
     def _check_new_place(self, name: str, settings: AnySettings, heads: Sequence[Head]) -> None:
@@ -188,6 +189,8 @@ class LakeSinks:
         for followed in sink.tables:
             if followed.head_id == followed.table_id:
                 self._check_rows(self._head(sink, followed.table), chosen)
+        if place_of(chosen) != place_of(settings_from_json(sink.kind, sink.settings)):
+            self._check_names_there(name, chosen, {one.shipped_as: one.table_id for one in sink.tables})
         self._catalog.sinks.set(name, sink.settings, chosen.to_json(), chosen.protected)
         return self.about(name)
 
@@ -423,7 +426,7 @@ class LakeSinks:
         if sink.state == PAUSED:
             return TableRun(followed.table, PAUSED_RUN)
         try:
-            return self._runner.retry(sink, followed.table, entries, watch)
+            return self._runner.retry(sink, followed.table_id, entries, watch)
         except Busy as error:
             return TableRun(followed.table, BUSY, error=error)
         except FloodmarkError as error:
@@ -444,7 +447,8 @@ class LakeSinks:
                 raise Invalid("name the table of the part", sink=name, open=known, advice="Use --table.")
             table = opened[0]
         text = f"set aside by hand: {reason}" if reason else "set aside by hand"
-        return self._runner.set_aside(sink, table, first, last, text, RunWatch(threading.Event()))
+        table_id = sink.table(table).table_id
+        return self._runner.set_aside(sink, table_id, first, last, text, RunWatch(threading.Event()))
 
     def drop(self, name: str, *, ids: Sequence[str] | None = None) -> int:
         """Drop refused rows for good: all, or those with these ids. Returns how many."""

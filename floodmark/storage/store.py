@@ -22,7 +22,7 @@ from floodmark.storage.local import LocalFiles
 from floodmark.storage.location import join, split
 from floodmark.storage.objects import Objects, open_objects
 from floodmark.storage.options import checked
-from floodmark.storage.streams import Claim, Opened, OutputStream, Range, RangeReader
+from floodmark.storage.streams import Opened, OutputStream, Range, RangeReader, UnnamedFile
 
 
 @dataclass(frozen=True)
@@ -251,9 +251,12 @@ class Storage:
         self.end(held)
 
     def end(self, held: Held) -> None:
-        """Give held files their names, durable and all at once. After an error each of them is whole or absent."""
-        files, folders = held.take()
-        self._local.sync_folders(folders.union(*at_once([partial(self._end, file) for file in files])))
+        """Give held files their names, durable and all at once. After an error each of them is whole or absent.
+
+        When it returns, what another thread began to end is durable too.
+        """
+        with held.ending() as (files, folders):
+            self._local.sync_folders(folders.union(*at_once([partial(self._end, file) for file in files])))
 
     def _held(self) -> Held | None:
         return getattr(self._thread, "held", None)
@@ -278,6 +281,6 @@ class Storage:
             return self._buckets[scheme, bucket], key
 
 
-def _claim(upload: Claim, location: str) -> None:
+def _claim(upload: UnnamedFile, location: str) -> None:
     if not upload.claim():
         raise FileExistsError(f"a file of this name exists: {location}")

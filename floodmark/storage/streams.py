@@ -35,7 +35,7 @@ class Upload(Protocol):
     def abandon(self) -> None: ...
 
 
-class Claim(Protocol):
+class UnnamedFile(Protocol):
     """A whole file that has no name yet; False: its name is taken."""
 
     def claim(self) -> bool: ...

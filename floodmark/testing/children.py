@@ -30,6 +30,8 @@ _PRELOADED = [
     "floodmark.commit.publisher",
     "floodmark.rows.staging.stage",
     "floodmark.rows.layout",
+    "floodmark.index.keys",
+    "floodmark.index.writing",
     "alembic.command",
     "alembic.config",
     "pandas",

@@ -169,14 +169,14 @@ class FaultyStorage(Storage):
         if not self._strikes("end"):
             super().end(held)
             return
-        files, folders = held.take()
-        ended = {"after": len(files), "torn": len(files) // 2}.get(self.mode, 0)
-        first = Held()
-        first.add(files[:ended], folders)
-        super().end(first)
-        for file in files[ended:]:
-            file.drop()
-        raise self._failure("end", "")
+        with held.ending() as (files, folders):
+            ended = {"after": len(files), "torn": len(files) // 2}.get(self.mode, 0)
+            first = Held()
+            first.add(files[:ended], folders)
+            super().end(first)
+            for file in files[ended:]:
+                file.drop()
+            raise self._failure("end", "")
 
     def _strikes(self, verb: str) -> bool:
         with self._fault_lock:

@@ -10,7 +10,7 @@ from pyiceberg.schema import Schema
 from floodmark.catalog.indexes import IndexRow, SegmentRow
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.metadata import MetadataFiles
-from floodmark.errors import Corrupt
+from floodmark.errors import Corrupt, NotFound
 from floodmark.index.covering import form_of
 from floodmark.index.writing import columns_on
 from floodmark.rows.index.build import build
@@ -23,7 +23,8 @@ def check_indexes(catalog: Catalog, broken: list[str]) -> set[str]:
     """The files of all segments, which must exist unless the catalog says that they are damaged."""
     found: set[str] = set()
     indexes = {index.id: index for index in catalog.indexes.all()}
-    for table_id in {row.table_id for row in _segments(catalog, indexes)}:
+    # Also of an index that is forgotten: its files wait for a sweep.
+    for table_id in catalog.indexes.tables():
         schemas = _schemas(catalog, table_id)
         for row in catalog.indexes.segments(table_id):
             if row.broken:
@@ -40,15 +41,13 @@ def check_indexes(catalog: Catalog, broken: list[str]) -> set[str]:
     return found
 
 
-def _segments(catalog: Catalog, indexes: dict[str, IndexRow]) -> list[SegmentRow]:
-    tables = {index.table_id for index in indexes.values()}
-    return [row for table_id in tables for row in catalog.indexes.segments(table_id)]
-
-
 def _schemas(catalog: Catalog, table_id: str) -> Sequence[Schema]:
-    """All schemas that the table had, the newest first."""
-    newest = catalog.history.newest_metadata(table_id)
-    return sorted(MetadataFiles(catalog.storage).metadata(newest).schemas, key=lambda one: -one.schema_id)
+    """All schemas that the table had, the newest first; none once it was dropped and swept."""
+    try:
+        metadata = MetadataFiles(catalog.storage).metadata(catalog.history.newest_metadata(table_id))
+    except (Corrupt, NotFound):
+        return ()
+    return sorted(metadata.schemas, key=lambda one: -one.schema_id)
 
 
 def _check_segment(

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from floodmark.clock import now_ms
-from floodmark.errors import Corrupt, Invalid, NotFound
+from floodmark.errors import Corrupt, Invalid, NotFound, Unavailable
 from floodmark.storage import Held, Storage, join
-from floodmark.storage.held import BYTES_MAX, FILES_MAX
+from floodmark.storage.held import BYTES_MAX, FILES_MAX, HeldFile
 
 MEGABYTE = 1024 * 1024
 
@@ -525,4 +525,46 @@ class StorageContract:
         held.drop()
         storage.end(held)
         assert not storage.exists(join(root, "dropped"))
+        assert list(storage.list(root, temporary=True)) == []
+
+    def test_an_end_waits_for_files_that_another_thread_began_to_end(self, storage: Storage, root: str) -> None:
+        held, began, may_go_on = Held(), threading.Event(), threading.Event()
+
+        def wait() -> None:
+            began.set()
+            assert may_go_on.wait(30)
+
+        held.add([HeldFile(0, wait, lambda: None)])
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(storage.end, held)
+            assert began.wait(30)
+            with storage.writer(join(root, "second"), held) as stream:
+                stream.write(b"x")
+            second = pool.submit(storage.end, held)
+            with pytest.raises(TimeoutError):
+                second.result(0.1)
+            may_go_on.set()
+            first.result()
+            second.result()
+        assert names(storage, root) == ["second"]
+
+    def test_after_an_end_that_failed_no_later_one_succeeds(self, storage: Storage, root: str) -> None:
+        """Another step's files may have been among those that were lost."""
+        held = Held()
+        with storage.writer(join(root, "first"), held) as stream:
+            stream.write(b"x")
+
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        held.add([HeldFile(0, fail, lambda: None)])
+        with pytest.raises(ZeroDivisionError):
+            storage.end(held)
+        with storage.writer(join(root, "second"), held) as stream:
+            stream.write(b"x")
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="ZeroDivisionError"):
+                storage.end(held)
+        held.drop()
+        assert not storage.exists(join(root, "second"))
         assert list(storage.list(root, temporary=True)) == []

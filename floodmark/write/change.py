@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pyarrow as pa
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import NestedField
 
@@ -27,7 +28,7 @@ from floodmark.commit.seal import CREATE, Edit
 from floodmark.engine import Engine
 from floodmark.errors import Conflict, Invalid, NotFound, Unavailable
 from floodmark.failpoints import hit
-from floodmark.index.keys import files_holding_keys, key_index
+from floodmark.index.keys import column_index, files_holding, files_holding_keys, key_index
 from floodmark.model import Commit, FileRecord, Head
 from floodmark.rows.rewriting.runner import Runner
 from floodmark.rows.staging.bundle import Bundle
@@ -76,7 +77,9 @@ class Change(PublishPlan):
         # Of the newest plan.
         self._edits: tuple[Edit, ...] = ()
         self._riders: list[Rider] = []
-        self._references = ReferenceChecks(self._look_at, self._catalog.files, self._catalog.storage)
+        self._references = ReferenceChecks(
+            self._look_at, self._catalog.files, self._catalog.storage, self._holding_values
+        )
         self._staged: dict[str, list[FileRecord]] = {}
         self._leftovers = False
         # Staged files that nothing reads before the plan: one barrier for those of all tables.
@@ -248,6 +251,13 @@ class Change(PublishPlan):
         index = key_index(self._catalog.indexes, table_id, fields)
         return files_holding_keys(self._engine.coverings, index, self._catalog.storage, files, staged, fields)
 
+    def _holding_values(
+        self, table_id: str, field: NestedField, files: Sequence[LiveFile], values: pa.Array
+    ) -> list[LiveFile]:
+        """Those of a table's files that may hold one of these values in a column, by its index if it has one."""
+        index = column_index(self._catalog.indexes, table_id, field)
+        return files_holding(self._engine.coverings, index, files, [[values]])
+
     def _end_held(self) -> None:
         """Make all staged files durable: what follows may read them, or seals them."""
         self._catalog.storage.end(self._held)
@@ -369,8 +379,9 @@ class Change(PublishPlan):
 
 
 def _waits(change: TableChange, step: WriteStep) -> bool:
-    """Whether nothing reads the step's rows before the change is planned."""
-    return step.verb == APPEND and not change.key and not step.options.evolve
+    """Whether nothing reads the step's rows before the change is planned. Progress is read from the storage."""
+    options = step.options
+    return step.verb == APPEND and not change.key and not options.evolve and options.progress is None
 
 
 def _named(tables: Iterable[TableChange]) -> list[tuple[str, str]]:

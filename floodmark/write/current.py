@@ -22,6 +22,7 @@ from sqlalchemy import select
 
 from floodmark.catalog import tables
 from floodmark.catalog.history import to_head
+from floodmark.catalog.indexes import IndexRow
 from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.catalog import Catalog
 from floodmark.commit.fills import Fill, absent_fields, fills_of
@@ -65,6 +66,7 @@ class Current:
     metadata: TableMetadata
     policy: Policy = field(default_factory=Policy)
     dependents: Dependents = field(default_factory=Dependents)
+    indexes: tuple[IndexRow, ...] = ()
 
     @cached_property
     def schema(self) -> Schema:
@@ -133,7 +135,8 @@ class CurrentTables:
             {sink.name: settings_digest(sink.settings) for sink in sinks},
         )
         policy = self._policies.get(head.table_id) if on_main else None
-        return Current(head, metadata, policy or Policy(), dependents)
+        indexes = tuple(catalog.indexes.of_table(head.table_id))
+        return Current(head, metadata, policy or Policy(), dependents, indexes)
 
     def _histories(self, head: Head) -> tuple[str, ...]:
         with self._catalog.database.read() as tx:

@@ -8,6 +8,7 @@ another engine cut inside a character, rules nothing out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
@@ -34,8 +35,12 @@ def may_hold_keys(
     from floodmark.rows.reading.selection import select_overlapping
     from floodmark.rows.sql.file_test import listed_span
 
-    staged = [data_file(record, metadata, spec_id) for record in incoming]
-    if _key_decides_partition(metadata, schema, spec_id):
+    by_partition = _key_decides_partition(metadata, schema, spec_id)
+    # Keys, and rows without some columns, are staged in no partition that other columns decide: only bounds count.
+    nowhere = (None,) * len(metadata.specs()[spec_id].fields)
+    records = incoming if by_partition else [replace(record, partition=nowhere) for record in incoming]
+    staged = [data_file(record, metadata, spec_id) for record in records]
+    if by_partition:
         partitions = set(map(_partition, staged))
         files = [file for file in files if file.spec_id != spec_id or _partition(file.data_file) in partitions]
     key = key_fields(schema)

@@ -9,6 +9,7 @@ order breaks a reference:
     2. customers: delete 7, sees no order of 7          2. orders: append (customer 7), sees customer 7
     3. both publish: one of them finds that the other's table moved, checks again, and is refused
 
+Indexes leave out files: of the parent the key's, of the child the value index that comes with a reference.
 A table that moved is checked again only where it matters: whether the files that held the keys are live, or whether
 added rows refer to removed keys. What is refused here was staged, and is deleted with its operation (publication.py).
 """
@@ -17,7 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
+import pyarrow as pa
 from pyiceberg.types import NestedField
 
 from floodmark.catalog.riders import PlanAgain
@@ -26,7 +30,7 @@ from floodmark.commit.metadata import MetadataFiles, schema_of
 from floodmark.commit.references import Reference, Referrer, references_of, referrers_of
 from floodmark.errors import Corrupt, NotFound
 from floodmark.model import MAIN, Head
-from floodmark.rows.reading.references import Missing, held_values, missing_values
+from floodmark.rows.reading.references import FilesHolding, Missing, held_values, missing_values
 from floodmark.storage import Storage
 from floodmark.write import refusals
 from floodmark.write.prune import key_fields
@@ -66,13 +70,21 @@ class _Going:
     parent: TableChange
     key: NestedField
     column: NestedField
+    child_id: str | None
+
+
+# Those of a table's files that may hold one of these values in a column: by table id, column, files and values.
+Holding: TypeAlias = Callable[[str, NestedField, Sequence[LiveFile], pa.Array], Sequence[LiveFile]]
 
 
 class ReferenceChecks:
     """The checks of one change. `open_table` returns the working state of a table of its branch, or raises NotFound."""
 
-    def __init__(self, open_table: Callable[[str], TableChange], files: MetadataFiles, storage: Storage) -> None:
+    def __init__(
+        self, open_table: Callable[[str], TableChange], files: MetadataFiles, storage: Storage, holding: Holding
+    ) -> None:
         self._open_table = open_table
+        self._holding = holding
         self._files = files
         self._storage = storage
         self._taken: dict[str, _Taken] = {}
@@ -105,7 +117,8 @@ class ReferenceChecks:
             key = None if parent is None else _key_of(parent, reference)
             if parent is None or key is None:
                 continue
-            missing = missing_values(self._storage, paths, column, parent.working_files(), key)
+            holding = self._files_holding(_id_of(parent), key)
+            missing = missing_values(self._storage, paths, column, parent.working_files(), key, holding=holding)
             if missing.count:
                 offence = Offence(child.name, column.name, parent.name, missing.values)
                 found.append(refusals.keys_missing(offence, f"{parent.name}.{key.name}", missing))
@@ -124,7 +137,7 @@ class ReferenceChecks:
             key = None if reference is None else _key_of(parent, reference)
             if child is None or key is None:
                 continue
-            going = _Going(parent, key, child.schema.find_field(referrer.field_id))
+            going = _Going(parent, key, child.schema.find_field(referrer.field_id), _id_of(child))
             held = self._held(going, child.working_files())
             if held.count:
                 offence = Offence(parent.name, key.name, child.name, held.values, go=True)
@@ -145,7 +158,20 @@ class ReferenceChecks:
 
     def _held(self, going: _Going, children: Sequence[LiveFile]) -> Missing:
         keys, stay = going.parent.deleted_keys(), going.parent.working_files()
-        return held_values(self._storage, keys, going.key, children, going.column, stay=stay)
+        return held_values(
+            self._storage,
+            keys,
+            going.key,
+            children,
+            going.column,
+            stay=stay,
+            holding=self._files_holding(going.child_id, going.column),
+            stay_holding=self._files_holding(_id_of(going.parent), going.key),
+        )
+
+    def _files_holding(self, table_id: str | None, column: NestedField) -> FilesHolding | None:
+        """Which files of a table may hold values of a column; None: it is new, and has no index yet."""
+        return None if table_id is None else partial(self._holding, table_id, column)
 
     def _opened(self, name: str, table_id: str) -> _Table | None:
         """The other table; None if it is not on this branch, which then does not have the reference either."""
@@ -157,6 +183,10 @@ class ReferenceChecks:
         if other.head is None or other.head.table_id != table_id:
             raise Corrupt("a table that is referred to was dropped and created again", table=name, table_id=table_id)
         return other
+
+
+def _id_of(table: _Table) -> str | None:
+    return None if table.head is None else table.head.table_id
 
 
 def _references(child: _Table) -> tuple[Reference, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from floodmark.commit.adopt import read_foreign
 from floodmark.commit.intent import Intent
 from floodmark.commit.metadata import has_renamed_columns, schema_of
-from floodmark.commit.publication import publish
+from floodmark.commit.publication import check_riders, publish
 from floodmark.engine import Engine
 from floodmark.errors import Invalid
 from floodmark.json_form import Json
@@ -40,7 +40,7 @@ def write(
 
 
 def create(engine: Engine, intent: Intent, shape: TableShape) -> Commit:
-    return publish(engine.catalog, intent, Change(engine, intent, lambda change: change.create_table(shape)))
+    return _publish_new(engine, intent, shape.name, Change(engine, intent, lambda change: change.create_table(shape)))
 
 
 def adopt(engine: Engine, intent: Intent, name: str, location: str, key: Sequence[str]) -> Commit:
@@ -64,7 +64,18 @@ def adopt(engine: Engine, intent: Intent, name: str, location: str, key: Sequenc
                 examples="; ".join(twice),
                 advice="Adopt it without a key, or with columns that are unique.",
             )
-    return publish(catalog, intent, Change(engine, intent, lambda change: change.adopt(name, adopted)))
+    return _publish_new(engine, intent, name, Change(engine, intent, lambda change: change.adopt(name, adopted)))
+
+
+def _publish_new(engine: Engine, intent: Intent, name: str, change: Change) -> Commit:
+    """Publish a new table. Who expects a version gets Conflict, not Invalid, if the name was taken since then."""
+    expected = intent.expecting((), free=[name])
+    check_riders(engine.catalog, intent, expected)
+    try:
+        return publish(engine.catalog, intent, change)
+    except Invalid:
+        check_riders(engine.catalog, intent, expected)
+        raise
 
 
 def check_order(on_duplicate: str | None, order: str | None) -> str | None:

@@ -32,17 +32,26 @@ STATUS_KEYS = [
     *("lake", "catalog", "format", "incarnation", "version", "branches", "tables", "rows", "files", "bytes"),
     *("small_files", "small_file_ratio", "versions", "expired_states", "last_commit"),
     *("running", "waiting", "pending", "unknown", "drifted", "pins", "recovered", "last_maintenance", "due", "sinks"),
-    *("spools", "quarantined", "daemon", "jobs", "jobs_error", "blocking", "health"),
+    *("spools", "indexes", "quarantined", "daemon", "jobs", "jobs_error", "blocking", "health"),
 ]
 TABLE_KEYS = {
     *("table", "rows", "files", "bytes", "sequence", "version", "changed", "small_files", "small_file_ratio"),
-    *("waiting_rows", "quarantined", "due", "health"),
+    *("waiting_rows", "quarantined", "indexes", "due", "health"),
 }
 COMMIT_KEYS = {"version", "outcome", "operation", "kind", "branch", "actor", "message", "committed_ms", "tables"}
 SHOW_KEYS = {
     *("table", "table_id", "location", "rows", "files", "bytes", "sequence", "version", "snapshot", "columns", "key"),
     *("partition", "sort", "comment", "metadata_location", "small_files", "small_file_ratio", "snapshots"),
-    *("orphan_files", "orphan_bytes", "retention", "retention_column", "consumers", "last_maintenance", "due"),
+    *(
+        "orphan_files",
+        "orphan_bytes",
+        "retention",
+        "retention_column",
+        "indexes",
+        "consumers",
+        "last_maintenance",
+        "due",
+    ),
 }
 
 

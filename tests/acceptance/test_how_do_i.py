@@ -23,10 +23,12 @@ ASKED = (
         "Insert or update",
         "few rows",
         "rows and columns that I need",
+        "Find one row",
         "Count",
         "would open",
         "Query",
         "Change some",
+        "Declare an index",
     ),
     *(
         "Delete",

@@ -366,7 +366,10 @@ def test_a_foreign_table_is_adopted_once_and_followed_from_its_beginning(made: P
     again = command(made, "adopt", "orders", place, "--key", "id", "--json")
     again.says("Invalid", "orders")
     assert again.version == 10
-    assert command(made, "adopt", "copies", place).stdout == "copies adopted: 3 rows in 3 files, version 11\n"
+    late = command(made, "adopt", "Orders", place, "--if-version", "9", "--json")
+    assert (late.code, late.error["kind"], late.error["facts"]["actual"]) == (3, "Conflict", "10")
+    done = command(made, "adopt", "copies", place, "--if-version", "10")
+    assert done.stdout == "copies adopted: 3 rows in 3 files, version 11\n"
 
     changes = command(made, "changes", "orders", "--json").data
     assert sorted((row["_seq"], row["id"], row["_change"]) for row in changes["changes"]) == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,8 +144,16 @@ def test_a_reader_that_has_enough_ends_the_command_without_a_word(
     assert (said == "") is (code == 141)
 
 
+@pytest.mark.parametrize("shown", ["csv", "jsonl", "json", "table"])
+def test_a_scan_shows_on_a_terminal_that_it_runs_and_mixes_nothing_into_its_rows(folder: Path, shown: str) -> None:
+    out, screen = on_a_terminal(folder, "scan", "events", "--where", "id < 3", "--columns", "id", "--format", shown)
+    assert re.findall(r"\d", out) == ["0", "1", "2"]
+    assert "scan" in screen
+    assert "scan" not in out
+
+
 def test_a_query_shows_on_a_terminal_that_it_runs_and_mixes_nothing_into_its_rows(folder: Path) -> None:
-    out, screen = on_a_terminal(folder, "query", "select id from events where id < 3 order by id", "--format", "csv")
-    assert out.split() == ["id", "0", "1", "2"]
+    out, screen = on_a_terminal(folder, "query", "select id from events where id < 3 order by id", "--json")
+    assert json.loads(out) == {"rows": [{"id": 0}, {"id": 1}, {"id": 2}]}
     assert "query" in screen
     assert "query" not in out

@@ -10,6 +10,7 @@ import pytest
 import floodmark as fm
 from floodmark.commit.seal import rider_from_dict
 from floodmark.commit.shape_riders import NamesRider
+from floodmark.ingest.receive import Sender
 from floodmark.model import MAIN
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
@@ -444,6 +445,72 @@ def test_a_table_comes_back_in_mains_columns_whatever_a_branch_did(lake: fm.Lake
     assert columns(lake, "events", "dev") == ["id", "title"]
     lake.branches.merge("dev")
     assert (columns(lake, "events"), columns(lake, "people")) == (["id", "title"], ["id"])
+
+
+@pytest.fixture
+def dropped(lake: fm.Lake) -> fm.Lake:
+    """Main has dropped events, and dev, from before, has it."""
+    lake.branches.delete("dev")
+    version = lake.status()["version"]
+    lake.drop_table("events")
+    lake.branches.create("dev", version=version)
+    return lake
+
+
+def test_a_table_comes_back_only_under_the_name_that_it_has_on_a_branch(dropped: fm.Lake) -> None:
+    dropped.rename_table("events", "plans", branch="dev")
+    dropped.append("plans", rows(3), branch="dev")
+    for again in (False, True):
+        with pytest.raises(fm.Invalid, match="another name on a branch") as caught:
+            dropped.undrop("events")
+        assert (caught.value.facts["branch"], caught.value.facts["name_now"]) == ("dev", "plans")
+        if not again:
+            dropped.create_table("events", EVENTS)
+            dropped.drop_table("events")
+            # That one is another table: it comes back.
+            dropped.undrop("events")
+            dropped.rename_table("events", "newer")
+    dropped.rename_table("plans", "events", branch="dev")
+    dropped.undrop("events")
+    dropped.append("events", rows(4))
+    dropped.append("events", rows(5), branch="dev")
+    assert (ids(dropped), ids_on(dropped, "events")) == ([1, 2, 4], [1, 2, 3, 5])
+    dropped.branches.merge("dev")
+    assert ids(dropped) == [1, 2, 3, 4, 5]
+
+
+def test_main_has_its_marks_and_batches_after_a_branch_dropped_the_table_too(lake: fm.Lake) -> None:
+    lake.branches.delete("dev")
+    sender = Sender("lab", 0, 0, 5, 0, 2)
+    assert lake.receive("events", rows(3, 4), sender=sender).outcome == "committed"
+    version = lake.append("events", rows(5), batch="b").version
+    lake.append("events", rows(6))
+    lake.drop_table("events")
+    lake.branches.create("dev", version=version)
+    lake.drop_table("events", branch="dev")
+    lake.undrop("events")
+    assert lake.receive("events", rows(3, 4), sender=sender).outcome == "already_committed"
+    assert lake.append("events", rows(5), batch="b").outcome == "already_committed"
+    assert ids(lake) == [1, 2, 3, 4, 5, 6]
+
+
+def test_it_comes_back_once_the_branch_that_renamed_it_is_deleted(dropped: fm.Lake) -> None:
+    dropped.rename_table("events", "plans", branch="dev")
+    dropped.branches.delete("dev")
+    dropped.undrop("events")
+    dropped.append("events", rows(3))
+    assert ids(dropped) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("step", ["begun", "sealed", "built"])
+def test_a_branch_that_renames_it_during_the_undrop_is_seen(dropped: fm.Lake, other: fm.Lake, step: str) -> None:
+    with (
+        pytest.raises(fm.Invalid, match="another name on a branch"),
+        at(f"undrop.{step}", lambda: other.rename_table("events", "plans", branch="dev")),
+    ):
+        dropped.undrop("events")
+    assert "events" not in {head.table for head in dropped.heads()}
+    assert ids_on(dropped, "plans") == [1, 2]
 
 
 def test_a_sink_of_the_branch_ships_on_through_a_rename(lake: fm.Lake, place: Place) -> None:

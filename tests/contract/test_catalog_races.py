@@ -21,6 +21,7 @@ from floodmark.catalog.database import Database
 from floodmark.catalog.leases import Heartbeat
 from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.database_faults import DatabaseFaults
+from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, at, ids, rows
 
@@ -267,6 +268,40 @@ def test_a_caught_error_in_a_transaction_leaves_no_files(lake: fm.Lake) -> None:
         tx.append("notes", rows(1))
     assert (ids(lake, "events"), ids(lake, "notes")) == ([], [1])
     check_lake(lake.catalog)
+
+
+def test_the_last_progress_of_a_step_counts_its_files_with_all_their_bytes(lake: fm.Lake) -> None:
+    told: list[tuple[int, int]] = []
+    with lake.transaction("progress") as tx:
+        tx.append("events", rows(1), progress=lambda files, size_bytes: told.append((files, size_bytes)))
+        (counted,) = told[-1:]
+    assert counted == (1, lake.show("events")["bytes"])
+
+
+@pytest.mark.parametrize("mode", ["before", "after", "torn"])
+def test_a_transaction_that_lost_files_of_an_earlier_step_is_not_published(place: Place, mode: str) -> None:
+    """The step that fails makes the files of all steps durable: the caller may catch its error, and nothing more."""
+    storage = FaultyStorage(mode=mode, verbs=["end"])
+
+    def write(lake: fm.Lake) -> None:
+        with lake.transaction("partly") as tx:
+            tx.append("events", rows(1))
+            tx.append("events", rows(2))
+            storage.fail_at = storage.calls_seen + 1
+            with pytest.raises(fm.Unavailable):
+                tx.delete("notes", "id = 1")
+            tx.append("notes", rows(2))
+
+    with place.open(create=True, storage=storage) as lake:
+        for table in ("events", "notes"):
+            lake.create_table(table, EVENTS)
+        commit = lake.append("notes", rows(1))
+        with pytest.raises(fm.Unavailable, match="could not be written"):
+            write(lake)
+        assert storage.fired
+        assert lake.history()[0].version == commit.version
+        assert (ids(lake, "events"), ids(lake, "notes")) == ([], [1])
+        check_lake(lake.catalog)
 
 
 def test_a_seal_too_big_for_the_journal_leaves_no_trace(lake: fm.Lake) -> None:

@@ -162,6 +162,17 @@ def test_keys_of_every_type_are_found_in_every_partition(
         check_lake(lake.catalog)
 
 
+def test_keys_are_found_in_partitions_that_another_column_decides(place: Place) -> None:
+    with place.open(create=True) as lake:
+        lake.create_table("parts", "k long not null, part string", key=["k"], partition=["part"])
+        for part in "ab":
+            lake.append("parts", [{"k": ord(part) + number, "part": part} for number in (0, 10)])
+        assert delete(lake, [{"k": ord("a")}, {"k": ord("b") + 10}], "parts").tables[0].rows_deleted == 2
+        left = {row["k"]: row["part"] for row in lake.read_arrow("parts").read_all().to_pylist()}
+        assert left == {ord("a") + 10: "a", ord("b"): "b"}
+        check_lake(lake.catalog)
+
+
 def test_what_is_no_key_is_invalid_and_changes_nothing(lake: fm.Lake) -> None:
     lake.create_table("notes", PEOPLE)
     version = lake.status()["version"]

@@ -23,6 +23,7 @@ from floodmark.catalog import tables
 from floodmark.catalog.jobs import DONE, FAILED
 from floodmark.ingest.intake import Intake
 from floodmark.json_form import as_json
+from floodmark.lookups import FoundRows
 from floodmark.report.health import Health
 from floodmark.report.jobs import JobReport
 from floodmark.report.overview import Overview, overview
@@ -38,6 +39,7 @@ from floodmark.serve.http.timeseries import STEPS, Figures, RecentFigures
 from floodmark.settings.settings import MaintainSettings
 from tests.conftest import EVENTS, Place, rows
 from tests.contract.test_jobs import find, set_job, start
+from tests.history_world import Numbers, history, run
 from tests.intake_world import bring, intake_of
 
 ERROR = {"kind": "Unavailable", "message": "the source is away", "facts": {}, "advice": "", "exit_code": 4}
@@ -364,3 +366,64 @@ def test_however_many_ask_whether_it_is_ready_one_thread_is_busy_with_it(lake: f
         thread.join(30)
     assert answers == [200] * 8
     assert len(calls) < 8
+
+
+def test_rows_are_looked_up_by_key_and_by_values(lake: fm.Lake, client: httpx.Client) -> None:
+    lake.create_table("lines", "n long, id string, v double", key=["id", "n"])
+    before = lake.append("lines", [{"n": n, "id": f"i{n % 2}", "v": n / 2} for n in range(6)])
+    shape = TypeAdapter(FoundRows)
+
+    def find(status: int = 200, table: str = "lines", **asked: Any) -> Any:
+        found = client.get(f"/api/tables/{table}/lookup", params=asked)
+        assert found.status_code == status, found.text
+        if status == 200:
+            shape.validate_python(found.json())
+        return found.json()
+
+    assert find(key='[3, "i1"]')["rows"] == [{"n": 3, "id": "i1", "v": 1.5}]
+    several = find(key=['[3,"i1"]', '["5","i1"]', '[3,"i0"]'])
+    assert [row["n"] for row in several["rows"]] == [3, 5]
+    assert several["not_found"] == [["3", "i0"]]
+    error = find(404, key='[3,"i0"]')["error"]
+    assert error["facts"] == {
+        "table": "lines",
+        "key": "3, i0",
+        "version": str(before.version),
+        "index": "key (n, id)",
+        "files": "1",
+        "files_scanned": "0",
+    }
+    page = find(id="i1", limit=2, order="n desc", columns="n")
+    assert page["rows"] == [{"n": 5}, {"n": 3}]
+    lake.delete("lines", "n = 1")
+    assert find(id="i1", limit=2, order="n desc", columns="n", after=page["next"])["rows"] == [{"n": 1}]
+    assert [row["n"] for row in find(id=["i1", "i0"], n=["1", "2"])["rows"]] == [2]
+    assert find(n=1, version=before.version)["rows"][0]["id"] == "i1"
+    assert find(null="v")["rows"] == []
+    for status, asked in (
+        (422, {"key": "x"}),
+        (422, {"key": '["x","y"]'}),
+        (422, {"nothing": "1"}),
+        (422, {"n": "1", "after": "x"}),
+        (422, {"key": "1", "n": "1"}),
+        (422, {}),
+        (400, {"n": "1", "limit": 0}),
+        (400, {"n": "1", "limit": 1001}),
+        (404, {"n": "1", "branch": "none"}),
+        (404, {"n": "1", "version": 10**6}),
+    ):
+        find(status, **asked)
+    find(404, "nothing", key="1")
+    with lake.catalog.database.write() as tx:
+        tx.execute(update(tables.commits).where(tables.commits.c.version == page["version"]).values(state="expired"))
+    assert find(410, id="i1", limit=2, order="n desc", after=page["next"])["error"]["kind"] == "BelowRetention"
+
+
+def test_a_key_that_may_still_come_is_no_404(lake: fm.Lake, client: httpx.Client) -> None:
+    lake.create_table("old", "id long, name string", key=["id"])
+    run(lake, history(Numbers(act={"20..30": lambda chunk: 1 / 0}), "old", name="gaps", retries=1, order="oldest"))
+    assert client.get("/api/tables/old/lookup?key=7").json()["rows"] == [{"id": 7, "name": "row 7"}]
+    found = client.get("/api/tables/old/lookup?key=27")
+    assert (found.status_code, found.headers["Retry-After"]) == (503, "1")
+    assert found.json()["error"]["kind"] == "Incomplete"
+    assert found.json()["error"]["facts"]["gaps"] == "20 to 50"

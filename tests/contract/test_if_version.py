@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from floodmark.testing.children import run_child, run_killed
 from floodmark.testing.invariants import check_lake
 from floodmark.write.change import Change
 from tests.conftest import Place, at, ids, rows
+from tests.contract.test_foreign_cleanup import foreign_table
 from tests.publishing import Behind, in_this_thread
 
 PEOPLE = "id long not null, name string"
@@ -238,9 +240,90 @@ def test_on_a_branch_its_own_tables_count(lake: fm.Lake) -> None:
 
 def test_it_is_sealed_whole() -> None:
     for branch in ("main", "dev"):
-        for dropped in ((), (("v", "notes"),)):
-            rider = VersionRider(branch, 7, (("t", "events"), ("u", "people")), dropped)
+        for dropped, free in (((), ()), ((("v", "notes"),), ("more", "most"))):
+            rider = VersionRider(branch, 7, (("t", "events"), ("u", "people")), dropped, free)
             assert rider_from_dict(rider.as_dict()) == rider
+
+
+# ── a new table ──
+
+CREATES: dict[str, Callable[[fm.Lake, str, int], Any]] = {
+    "create_table": lambda lake, _, n: lake.create_table("more", PEOPLE, if_version=n),
+    "adopt": lambda lake, theirs, n: lake.adopt("more", theirs, if_version=n),
+    "apply": lambda lake, _, n: lake.apply({"more": {"schema": PEOPLE}}, if_version=n),
+    "transaction": lambda lake, _, n: create_in_transaction(lake, n),
+}
+
+
+def create_in_transaction(lake: fm.Lake, version: int) -> fm.Commit | None:
+    with lake.transaction(if_version=version) as tx:
+        tx.create_table("more", PEOPLE)
+    return tx.commit
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> str:
+    return foreign_table(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("verb", CREATES)
+def test_a_new_table_expects_that_none_has_had_its_name_since(lake: fm.Lake, theirs: str, verb: str) -> None:
+    lake.create_table("MORE", PEOPLE)  # version 5
+    lake.drop_table("MORE")
+    lake.rename_table("notes", "more")
+    lake.rename_table("more", "notes")  # version 8
+    lake.append("notes", rows(1))
+    for version, last in ((4, 7), (5, 7), (6, 7), (7, 9)):
+        with pytest.raises(fm.Conflict) as caught:
+            CREATES[verb](lake, theirs, version)
+        facts = caught.value.facts
+        assert (facts["table"], facts["expected"], facts["actual"]) == ("more", version, last)
+    with pytest.raises(fm.NotFound):
+        CREATES[verb](lake, theirs, 99)
+    assert lake.status()["version"] == 9
+    # The table that had the name has another one since, and may change.
+    assert CREATES[verb](lake, theirs, 8).outcome == "committed"
+
+
+@pytest.mark.parametrize("verb", CREATES)
+@pytest.mark.parametrize("step", ["begun", "built"])
+def test_a_name_that_was_used_meanwhile_and_is_free_again_is_found_in_the_publish(
+    lake: fm.Lake, other: fm.Lake, theirs: str, verb: str, step: str
+) -> None:
+    def meddle() -> None:
+        other.create_table("more", PEOPLE)
+        other.drop_table("more")
+
+    with pytest.raises(fm.Conflict) as caught, at(f"{verb}.{step}", meddle):
+        CREATES[verb](lake, theirs, 4)
+    assert (caught.value.facts["table"], caught.value.facts["actual"]) == ("more", 6)
+    assert [commit.actor for commit in lake.history(limit=2)] == ["other", "other"]
+
+
+@pytest.mark.parametrize("verb", ["create_table", "adopt"])
+def test_a_name_that_is_taken_meanwhile_is_a_conflict_for_who_expects_a_version(
+    lake: fm.Lake, other: fm.Lake, theirs: str, verb: str
+) -> None:
+    with pytest.raises(fm.Conflict) as caught, at(f"{verb}.begun", lambda: other.create_table("more", PEOPLE)):
+        CREATES[verb](lake, theirs, 4)
+    assert (caught.value.facts["table"], caught.value.facts["actual"]) == ("more", 5)
+
+
+def test_a_table_that_need_not_be_new_is_as_it_was(lake: fm.Lake) -> None:
+    assert lake.create_table("events", PEOPLE, if_not_exists=True, if_version=4).outcome == "nothing_to_do"
+    with pytest.raises(fm.Invalid):
+        lake.create_table("Events", PEOPLE, if_version=4)
+    for choice in (True, False):
+        with pytest.raises(fm.Conflict) as caught:
+            lake.create_table("events", PEOPLE, if_not_exists=choice, if_version=3)
+        assert (caught.value.facts["expected"], caught.value.facts["actual"]) == (3, 4)
+
+
+def test_names_of_other_branches_do_not_count(lake: fm.Lake) -> None:
+    lake.branches.create("dev")
+    lake.create_table("more", PEOPLE, branch="dev")
+    lake.drop_table("more", branch="dev")
+    assert lake.create_table("more", PEOPLE, if_version=4).outcome == "committed"
 
 
 # ── a dropped table ──

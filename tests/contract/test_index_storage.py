@@ -18,9 +18,9 @@ from floodmark.rows.index.segment import (
     BLOCK_ENTRIES,
     CoveredFile,
     IndexForm,
+    IndexSegment,
     Section,
     SectionPlan,
-    Segment,
     SegmentRecord,
     open_segment,
     write_segment,
@@ -45,11 +45,11 @@ def plan(files: Sequence[pa.Array]) -> SectionPlan:
     return SectionPlan(FORM, covered, [sort_entries(joined(parts))])
 
 
-def opened(storage: Storage, record: SegmentRecord) -> tuple[Segment, Section]:
+def opened(storage: Storage, record: SegmentRecord) -> tuple[IndexSegment, Section]:
     segment = open_segment(
         storage, record.location, size_bytes=record.size_bytes, tail_bytes=record.tail_bytes, digest=record.digest
     )
-    assert isinstance(segment, Segment)
+    assert isinstance(segment, IndexSegment)
     section = segment.section(FORM)
     assert isinstance(section, Section)
     return segment, section
@@ -117,7 +117,7 @@ def test_a_reader_that_knows_nothing_of_a_segment_finds_its_tail(storage: Storag
     for one, count in ((record, ROWS), (short, 10)):
         for known in ({}, {"tail_bytes": 1}, {"tail_bytes": 10 * one.size_bytes}, {"size_bytes": one.size_bytes}):
             segment = open_segment(storage, one.location, **known)
-            assert isinstance(segment, Segment)
+            assert isinstance(segment, IndexSegment)
             section = segment.section(FORM)
             assert isinstance(section, Section)
             assert len(section) == count

@@ -59,6 +59,10 @@ def test_the_lake_in_figures(lake: fm.Lake, client: httpx.Client) -> None:
     assert found["floodmark_table_rows{table=events}"] == 5
     assert found["floodmark_table_rows{table=people}"] == 2
     assert found["floodmark_table_files{table=events}"] == found["floodmark_table_small_files{table=events}"] == 2
+    assert found["floodmark_table_index_segments{table=people}"] == 1
+    assert found["floodmark_table_index_segments{table=events}"] == 0
+    assert found["floodmark_table_index_broken_segments{table=people}"] == 0
+    assert found["floodmark_table_index_bytes{table=people}"] == lake.indexes.status("people")[0].bytes
     assert found["floodmark_sink_lag_rows{sink=out}"] == 2
     assert found["floodmark_sink_lag_seconds{sink=out}"] > 0
     assert found["floodmark_sink_rows_total{sink=out}"] == 5

@@ -130,29 +130,47 @@ def test_an_older_backup_is_refused_and_nothing_is_made(
     assert fm.restore(file, lost.path, catalog=lost.catalog)["format"] == tables.FORMAT
 
 
-def back_to_10(place: Place) -> None:
-    """The lake as a Floodmark of format 10 left it: without what the migration to 11 adds."""
+# What each migration adds.
+ADDED = {11: ("fm_waiting", "fm_led"), 12: ("fm_segments", "fm_indexes")}
+
+
+def back_to(place: Place, number: int) -> None:
+    """The lake as a Floodmark of this format left it: without what later migrations add."""
     with database_of(place) as database, database.write() as tx:
-        tx.exec_driver_sql("DROP TABLE fm_waiting")
-        tx.exec_driver_sql("DROP TABLE fm_led")
-        tx.exec_driver_sql("UPDATE fm_migrations SET version_num = 'f0010'")
-    set_format(place, 10)
+        for table in (name for made, names in ADDED.items() if made > number for name in names):
+            tx.exec_driver_sql(f"DROP TABLE {table}")
+        tx.exec_driver_sql(f"UPDATE fm_migrations SET version_num = 'f{number:04d}'")
+    set_format(place, number)
 
 
-def test_a_lake_of_format_10_is_read_as_it_is_and_migrated_when_it_is_written_to(place: Place) -> None:
+@pytest.mark.whole
+@pytest.mark.parametrize("number", [10, 11])
+def test_a_lake_of_an_older_format_is_read_as_it_is_and_migrated_when_it_is_written_to(
+    place: Place, number: int
+) -> None:
     with place.open(create=True) as lake:
         lake.create_table("events", EVENTS)
         lake.append("events", rows(1), batch="first")
-    back_to_10(place)
+        lake.create_table("people", EVENTS, key=["id"])
+        lake.append("people", rows(1, 2))
+        # Nor has it segments.
+        lake.catalog.storage.delete_many(sorted(lake.catalog.indexes.all_locations()))
+    back_to(place, number)
     settle_wal(place)
     before = content(place)
     with place.open(read_only=True) as lake:
-        assert (ids(lake), lake.status()["format"], lake.status()["waiting"]) == ([1], 10, [])
+        assert (ids(lake), lake.status()["format"], lake.status()["waiting"]) == ([1], number, [])
+        assert ids(lake, "people") == [1, 2]
     assert content(place) == before
     with place.open() as lake:
         assert lake.append("events", rows(1), batch="first").outcome == "already_committed"
         lake.append("events", rows(2))
-        assert (ids(lake), lake.status()["format"]) == ([1, 2], 11)
+        assert (ids(lake), lake.status()["format"]) == ([1, 2], tables.FORMAT)
+        # No segment covers the older rows: they are looked at all the same.
+        with pytest.raises(fm.Invalid):
+            lake.append("people", rows(2))
+        assert lake.merge("people", [{"id": 1, "name": "new"}, {"id": 3, "name": "new"}]).tables[0].rows_updated == 1
+        assert ids(lake, "people") == [1, 2, 3]
         check_lake(lake.catalog)
 
 
@@ -166,11 +184,11 @@ def opened(place: Place, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_the_first_format_that_opens_is_10_and_12_is_too_new(place: Place, tmp_path: Path, read_only: bool) -> None:
+def test_the_first_format_that_opens_is_10_and_13_is_too_new(place: Place, tmp_path: Path, read_only: bool) -> None:
     make_backup(place, tmp_path / "lake.backup")
     found = {}
-    back_to_10(place)
-    for number in (0, 9, 10, 12):
+    back_to(place, 10)
+    for number in (0, 9, 10, 13):
         set_format(place, number)
         found[number] = opened(place, read_only=read_only)
-    assert found == {0: "TooOld", 9: "TooOld", 10: "[1, 2]", 12: "TooNew"}
+    assert found == {0: "TooOld", 9: "TooOld", 10: "[1, 2]", 13: "TooNew"}

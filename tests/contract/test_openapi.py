@@ -119,7 +119,7 @@ def test_the_names_of_what_is_answered_stay(lake: fm.Lake, tmp_path: Path) -> No
         *("TakenRows", "Tables", "TableLine", "TableDetails", "ColumnLine", "ConsumerLine", "Outcome", "LastRun"),
         *("Commits", "CommitLine", "TouchedTable", "Audit", "AuditLine", "Sinks", "Sink", "SinkLine", "SinkTable"),
         *("LastUnit", "DestinationMaintenance", "Jobs", "Job", "JobLine", "ChangedJob", "Spools", "Spool"),
-        *("Daemon", "Task", "WaitingLine"),
+        *("Daemon", "Task", "WaitingLine", "FoundRows", "IndexStatus", "IndexTotals"),
     }
     assert {schema["title"] for schema in schemas.values()} == set(schemas)
     refs = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))

@@ -177,3 +177,13 @@ def test_who_may_only_read_has_no_buttons(lake: fm.Lake, client: httpx.Client, t
     for role, there in (("read", False), ("admin", True)):
         text = client.get("/", headers={"Authorization": f"Bearer {tokens[role]}"}).text
         assert ('data-act="cancel"' in text) is there
+
+
+def test_the_page_of_a_table_says_what_its_indexes_cover(lake: fm.Lake) -> None:
+    with served(lake) as client:
+        assert "None. <code>floodmark index create events --on COLUMN</code>" in client.get("/tables/events").text
+        lake.indexes.create("events", on="id")
+        lake.append("events", rows(9999))
+        page = client.get("/tables/events").text
+    assert '<th scope="row">id</th><td>value</td><td>live</td><td>1 of 3</td><td>1 of 1,312</td>' in page
+    assert "<code>floodmark maintain index events</code>" in page

@@ -13,13 +13,17 @@ from sqlalchemy import delete, insert, select, update
 
 import floodmark as fm
 from floodmark import failpoints
+from floodmark.backfill.chunks.geometry import Chunk
+from floodmark.backfill.chunks.sources import CallSource
 from floodmark.catalog import tables
 from floodmark.catalog.turns import WaitingOperation, end_turns, waiting
+from floodmark.cli.main import main
 from floodmark.commit.metadata import parse_metadata
 from floodmark.commit.publisher import GROUP_MAX
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
+from tests.intake_world import SLOW, intake_of, take
 from tests.publishing import Behind, in_this_thread, in_this_thread_too
 
 Others = Callable[[int], list[fm.Lake]]
@@ -241,6 +245,30 @@ def test_a_transaction_over_more_tables_waits_for_all_of_them_and_is_not_passed_
     rest(lake)
 
 
+def test_chunks_of_a_history_and_feeds_of_a_spool_go_with_the_appends_of_others(lake: fm.Lake, others: Others) -> None:
+    loads, feeds = others(2)
+    source = CallSource("tests.contract.test_publishing_together:read_chunk", tip=2)
+    with intake_of(feeds, SLOW) as intake:
+        take(feeds, intake, "events", *rows(30))
+        calls: list[Callable[[], Any]] = [
+            lambda: loads.backfill.history("old", source, "events", chunk=2, first=0, workers=1).outcome,
+            lambda: intake.drain(60),
+        ]
+        behind = Behind(lake, calls)
+        first = led(lake, behind, lambda: lake.append("events", rows(2)))
+        assert behind.wait() == ["done", True]
+    by_leader = {version for version, leader in leaders(lake).items() if leader == first.operation}
+    kinds = [commit.kind for commit in lake.history() if commit.version in by_leader]
+    assert sorted(kinds) == ["append", "chunk"]
+    assert ids(lake) == [2, 20, 21, 30]
+    rest(lake)
+
+
+def read_chunk(chunk: Chunk) -> list[dict[str, Any]]:
+    assert isinstance(chunk.start, int)
+    return rows(20 + chunk.start, 21 + chunk.start)
+
+
 def test_no_more_than_a_bounded_number_is_published_together(lake: fm.Lake, others: Others) -> None:
     behind = Behind(lake, appends(others(GROUP_MAX + 3)))
     first = led(lake, behind, lambda: lake.append("events", rows(2)))
@@ -288,22 +316,30 @@ def test_one_that_was_published_meanwhile_takes_no_turn(lake: fm.Lake) -> None:
     rest(lake)
 
 
-def test_status_shows_who_waits_for_what_and_since_when(lake: fm.Lake, others: Others) -> None:
+def test_status_shows_who_waits_for_what_and_since_when(
+    lake: fm.Lake, place: Place, others: Others, capsys: pytest.CaptureFixture[str]
+) -> None:
     behind = Behind(lake, appends(others(2)))
     seen: list[Any] = []
 
     def look() -> None:
         behind.begin()
-        seen.append((lake.status(), lake.catalog.journal.active.copy()))
+        where = ("--lake", place.path, *(("--catalog", place.catalog) if place.catalog else ()))
+        with pytest.raises(SystemExit, match="0"):
+            main([*where, "status"])
+        seen.append((lake.status(), capsys.readouterr().out))
 
     with in_this_thread("append.sealed", look):
         first = lake.append("events", rows(2))
     behind.wait()
-    status, _ = seen[0]
+    status, text = seen[0]
     assert [line["actor"] for line in status["waiting"]] == ["other 0", "other 1"]
     assert {(line["kind"], tuple(line["tables"])) for line in status["waiting"]} == {("append", ("events",))}
     assert all(list(line["behind"]) == [first.operation] for line in status["waiting"])
     assert all(line["since"] for line in status["waiting"])
+    for line in status["waiting"]:
+        shown = f"{line['operation']} (append by {line['actor']}) for events since {line['since']}"
+        assert f"{shown}, behind {first.operation}" in text
     assert status["health"] == "fine"
     assert list(lake.status()["waiting"]) == []
 

@@ -15,7 +15,9 @@ from floodmark.catalog import tables
 from floodmark.serve.daemon.declaration import check_file, check_lake, make_new
 from floodmark.settings.settings import load_settings
 from floodmark.sinks.files.units import read_rows, read_units
+from floodmark.sinks.settings import parse_settings
 from floodmark.testing.invariants import check_lake as check_whole
+from floodmark.testing.receiver import Receiver
 from tests.conftest import EVENTS, Place, at, ids, rows
 from tests.contract.test_lake_to_lake import Chain, content
 
@@ -108,6 +110,20 @@ def test_another_table_under_the_old_name_is_not_its(lake: fm.Lake, out: str) ->
     assert ship(lake) == [("happenings", "shipped", 2)]
 
 
+@pytest.mark.parametrize("moved", ["old", "new"])
+def test_nor_does_a_sink_move_to_where_another_table_has_its_name(lake: fm.Lake, moved: str) -> None:
+    url = "http://127.0.0.1:9/{place}/{{table}}".format
+    lake.sinks.add("old", "http", tables="events", url=url(place="old"))
+    lake.rename_table("events", "happenings")
+    lake.create_table("events", EVENTS)
+    lake.sinks.add("new", "http", tables=["people", "events"], url=url(place="new"))
+    (there,) = {"old", "new"} - {moved}
+    with pytest.raises(fm.Invalid, match="another table is shipped there") as caught:
+        lake.sinks.set(moved, url=url(place=there))
+    assert (caught.value.facts["table"], caught.value.facts["other_sink"]) == ("events", there)
+    lake.sinks.set(moved, url=url(place="elsewhere"))
+
+
 def test_two_tables_of_one_sink_swap_their_names(lake: fm.Lake, out: str) -> None:
     lake.create_table("notes", EVENTS)
     lake.sinks.add("out", "files", tables=["events", "notes"], path=out)
@@ -120,6 +136,34 @@ def test_two_tables_of_one_sink_swap_their_names(lake: fm.Lake, out: str) -> Non
     assert lake.sinks.plan_replay("out", start="mark", table="events")[0]["rows"] == 0
     about = {one["table"]: one["shipped_as"] for one in lake.sinks.about("out")["tables"]}
     assert about == {"notes": "events", "events": "notes"}
+
+
+def swap(lake: fm.Lake, first: str, second: str) -> None:
+    for old, new in ((first, "x"), (second, first), ("x", second)):
+        lake.rename_table(old, new)
+
+
+def test_refused_rows_stay_those_of_their_table(lake: fm.Lake, other: fm.Lake) -> None:
+    lake.create_table("notes", EVENTS, key=["id"])
+    with Receiver() as receiver:
+        lake.sinks.add("web", "http", tables=["people", "notes"], url=receiver.url + "/{table}", backoff_s_max=0.01)
+        receiver.refuses = lambda row: True
+        lake.merge("people", [{"id": 1, "name": "of people"}])
+        lake.merge("notes", [{"id": 2, "name": "of notes"}])
+        assert [one.quarantined for one in lake.sinks.run("web").tables] == [1, 1]
+        swap(lake, "people", "notes")
+        for table, number in (("people", 2), ("notes", 1)):
+            found = lake.sinks.quarantine("web", table=table)
+            assert [(row["table"], json.loads(row["line"])["id"]) for row in found] == [(table, number)]
+        with pytest.raises(fm.NotFound):
+            lake.sinks.quarantine("web", table="events")
+        receiver.refuses = None
+        with at("unit.held", lambda: swap(other, "people", "notes")):
+            retried = lake.sinks.retry("web")
+        assert retried.error is None
+        assert [one.detail["replaced"] for one in retried.tables] == [0, 0]
+        assert sorted(row["name"] for row in receiver.rows) == ["of notes", "of people"]
+        assert lake.sinks.quarantine("web") == []
 
 
 POINTS = ["unit.opened", "unit.witnessed", "unit.sent", "unit.shipped", "unit.settled"]
@@ -182,6 +226,19 @@ def test_a_run_or_a_sink_that_comes_during_the_rename_follows_too(
     assert shipped(out) == [1, 2]
 
 
+def test_a_table_that_is_renamed_or_dropped_while_its_sink_is_added_is_refused(lake: fm.Lake, out: str) -> None:
+    settings = parse_settings("files", {"path": out}).to_json()
+    heads = [lake.catalog.history.head(table) for table in ("events", "people")]
+    lake.rename_table("events", "happenings")
+    lake.create_table("events", EVENTS)
+    lake.drop_table("people")
+    for table, head in zip(("events", "people"), heads, strict=True):
+        with pytest.raises(fm.Conflict, match="renamed or dropped meanwhile") as caught:
+            lake.catalog.sinks.add("out", "files", settings, [head], {}, True)
+        assert caught.value.facts["table"] == table
+    assert lake.sinks.status() == []
+
+
 def test_a_sink_of_a_branch_follows_its_table(lake: fm.Lake, out: str) -> None:
     lake.branches.create("dev")
     lake.create_table("drafts", EVENTS, branch="dev")
@@ -192,6 +249,18 @@ def test_a_sink_of_a_branch_follows_its_table(lake: fm.Lake, out: str) -> None:
     lake.append("plans", rows(2), branch="dev")
     assert ship(lake) == [("plans", "shipped", 1)]
     assert shipped(out, "drafts") == [1, 2]
+
+
+def test_a_deleted_branch_is_the_only_reason_that_its_sink_reports(lake: fm.Lake, out: str) -> None:
+    lake.branches.create("dev")
+    lake.create_table("drafts", EVENTS, branch="dev")
+    lake.sinks.add("out", "files", tables=["drafts"], path=out, branch="dev")
+    lake.rename_table("drafts", "plans", branch="dev")
+    lake.branches.delete("dev")
+    (done,) = lake.sinks.run("out").tables
+    assert isinstance(done.error, fm.NotFound)
+    assert "branch that the sink follows was deleted" in str(done.error)
+    assert lake.sinks.about("out")["lost"] == []
 
 
 def test_another_lake_goes_on_and_needs_no_rename(new_place: Callable[[str], Place]) -> None:
@@ -225,6 +294,20 @@ def test_marks_hold_retention_and_expiry_back_after_it(lake: fm.Lake, out: str) 
     assert lake.maintain.retain("happenings").outcome in ("protected", "retained", "nothing_to_do")
     ship(lake)
     assert shipped(out) == [1, 2, 3]
+
+
+def test_rows_that_retention_removed_are_reported_by_the_run_that_meets_the_rename(
+    lake: fm.Lake, other: fm.Lake, out: str
+) -> None:
+    lake.append("events", rows(1, 2))
+    lake.append("events", rows(3))
+    lake.sinks.add("out", "files", tables=["events", "people"], path=out)
+    lake.maintain.set_policy("events", "1 rows")
+    assert lake.maintain.retain("events", force=True).outcome == "retained"
+    with at("unit.held", lambda: other.rename_table("events", "happenings")):
+        done = lake.sinks.run("out")
+    assert [(one.table, one.detail) for one in done.tables] == [("happenings", {"rows_lost": 2}), ("people", {})]
+    assert "rows_lost" not in lake.sinks.run("out").tables[0].detail
 
 
 # ── the settings file ──

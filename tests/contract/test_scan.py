@@ -270,7 +270,8 @@ def test_a_condition_on_a_sorted_column_reads_only_its_row_groups(lake: fm.Lake)
     found = lake.scan("long", where="id = 4242").explain()
     whole = lake.scan("long").explain()
     assert found.files == whole.files == 1
-    assert (found.row_groups, whole.row_groups) == (1, 50)
+    assert (found.row_groups, found.row_groups_total, whole.row_groups, whole.row_groups_total) == (1, 50, 50, 50)
+    assert "1 of 50 in these files" in str(found)
     assert lake.scan("long", where="id = 4242").to_arrow()["name"].to_pylist() == [names[numbers.index(4242)]]
     storage = lake.catalog.storage.counters
 

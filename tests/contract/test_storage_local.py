@@ -269,6 +269,23 @@ class TestLocal:
         assert list(Storage().list(root)) == []
         assert list(Storage().list(root, temporary=True)) == []
 
+    def test_files_can_be_written_while_the_interpreter_ends(self, root: str) -> None:
+        """Such as the last rows of a queue; or by threads that go on when the main thread has ended."""
+        script = (
+            "import atexit, sys\n"
+            "from floodmark.storage import Storage, join\n"
+            "storage, root = Storage(), sys.argv[1]\n"
+            "def write():\n"
+            "    storage.put(join(root, 'alone'), b'x')\n"
+            "    with storage.together():\n"
+            "        for name in 'abc':\n"
+            "            storage.put(join(root, name), b'x')\n"
+            "atexit.register(write)\n"
+        )
+        run = subprocess.run([sys.executable, "-c", script, root], capture_output=True, text=True, timeout=60)
+        assert (run.returncode, run.stderr) == (0, "")
+        assert names(Storage(), root) == ["a", "alone", "b", "c"]
+
     def test_a_process_with_only_storage_loads_nothing_heavy(self) -> None:
         script = (
             "import sys\n"

@@ -6,12 +6,13 @@ before the others have ended: they must notice the death of the leader themselve
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from floodmark import failpoints
 from floodmark.catalog import tables
@@ -155,6 +156,42 @@ def test_one_that_is_killed_when_it_gets_the_turn_keeps_nobody_waiting(
         assert [one for one in ids(lake) if one not in (10,)] == [1, 11, 12]
         assert set(facts.audit.values()) <= {"rolled_back"}
         assert lake.status()["health"] == "fine"
+
+
+def stop_with_the_turn(place: Place) -> None:
+    """A leader that never goes on after its seal."""
+    failpoints.observer = lambda point: time.sleep(600) if point == "append.sealed" else None
+    with place.open(actor="leader") as lake:
+        lake.append("events", rows(10))
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_a_dead_leader_whose_death_can_be_seen_keeps_nobody_waiting_for_its_lease(
+    new_place: Callable[[str], Place], database: str
+) -> None:
+    place = new_place(database)
+    prepare(place)
+    with place.open() as lake:
+        leader = Child(stop_with_the_turn, place)
+        wait_until(place, lambda states: "staged" in states)
+        with lake.catalog.database.write() as tx:
+            # Nothing in this test lives until it ends.
+            assert tx.execute(update(tables.turns).values(until_ms=2**60)).rowcount == 1
+
+        def die(point: str) -> None:
+            if point == "turn.queued":
+                leader.process.kill()
+                leader.process.join()
+
+        failpoints.observer = die
+        try:
+            assert lake.append("events", rows(2)).outcome == "committed"
+        finally:
+            failpoints.observer = None
+        assert leader.process.exitcode == -signal.SIGKILL
+    with place.open() as lake:
+        assert ids(lake) == [1, 2]
+        assert set(check_lake(lake.catalog).audit.values()) == {"rolled_back"}
 
 
 def stand_in_line(place: Place, count: int) -> None:

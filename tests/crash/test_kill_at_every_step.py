@@ -18,7 +18,7 @@ WRITE_POINTS = {
     kind: [f"{kind}.{step}" for step in WRITE_STEPS if f"{kind}.{step}" in FAILPOINTS and step not in NOT_HERE]
     for kind in ("create_table", "append", "transaction")
 }
-BEFORE_SEAL = ("begun", "staged", "rewritten")
+BEFORE_SEAL = ("begun", "staged", "rewritten", "written")
 BEFORE_COMMIT = ("sealed", "built", "locked", "moved")
 
 
@@ -268,6 +268,8 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         "load.set_aside",  # tests/crash/test_load_aside_kills.py
         *HEAL_POINTS,
         *(name for name, kind in FAILPOINTS.items() if kind == "turn"),  # tests/crash/test_group_kills.py
+        # tests/crash/test_index_kills.py
+        *(name for name, kind in FAILPOINTS.items() if kind == "index"),
         "abandon.fenced",
         "abandon.files_deleted",
         *(name for name, kind in FAILPOINTS.items() if kind == "index"),  # tests/crash/test_index_kills.py
@@ -278,6 +280,7 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         *(name for name in FAILPOINTS if name.startswith(("init.", "restore."))),
         "migrate.locked",  # tests/contract/test_catalog_lifecycle.py
         "migrate.migrated",
+        *(name for name, kind in FAILPOINTS.items() if kind == "index"),  # tests/crash/test_index_kills.py
         "task.file_written",  # tests/spark
     }
     assert covered == set(FAILPOINTS)

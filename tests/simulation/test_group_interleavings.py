@@ -1,5 +1,5 @@
-"""Appends that lead, join and wait, beside recovery, a keyed neighbour and a fence: all orders of their steps, up to a
-bound. Their processes are alive, so an operation that finds a turn taken waits for it.
+"""Appends that lead, join and wait, beside recovery, a checked edit, a new column, a drop and a fence: all orders of
+their steps, up to a bound. Their processes are alive, so an operation that finds a turn taken waits for it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class World:
                 lake.create_table("events", EVENTS)
                 lake.create_table("notes", EVENTS)
             self._lakes = {name: place.open(recover=False) for name in (*self._scenario, "judge")}
+        judge = self._lakes["judge"]
+        if "events" not in {head.table for head in judge.heads()}:
+            judge.create_table("events", EVENTS)
         self._runs += 1
         self.number += 10
         self.fenced = []
@@ -71,6 +74,14 @@ class World:
         """It depends on other rows: checked again on every head that it meets."""
         return self._lakes["remove"].delete("events", f"id > {self.number} and id < {self.number + 3}")
 
+    def widen(self) -> Any:
+        """Rows with a new column: what was staged before is staged again, in the table's new shape."""
+        row = {**rows(self.number + 5)[0], f"more{self.number}": self.number}
+        return self._lakes["widen"].append("events", [row], evolve=True)
+
+    def drop(self) -> Any:
+        return self._lakes["drop"].drop_table("events")
+
     def fence(self) -> None:
         """Recovery that takes a process for dead which is only slow: whatever is unfinished now is undone."""
         lake = self._lakes["fence"]
@@ -99,16 +110,22 @@ class World:
             assert tx.execute(select(tables.waiting)).all() == []
             assert tx.execute(select(tables.turns)).all() == []
             self.joined += len(tx.execute(select(tables.led)).all())
-        events, notes = ids(judge), ids(judge, "notes")
+        dropped = run.actors["drop"].result if "drop" in run.actors else None
+        assert ("events" in {head.table for head in judge.heads()}) is (dropped is None)
+        events, notes = [] if dropped else ids(judge), ids(judge, "notes")
         assert len(events) == len(set(events)), "a row is doubled"
         removed = run.actors.get("remove")
         gone = set(range(self.number + 1, self.number + 3)) if removed is not None and removed.error is None else set()
-        brought = {"one": 1, "two": 2, "same": 2, "three": 3, "pair": 4}
+        brought = {"one": 1, "two": 2, "same": 2, "three": 3, "pair": 4, "widen": 5}
         for name, offset in brought.items():
             if name not in run.actors:
                 continue
             actor, number = run.actors[name], self.number + offset
-            if actor.error is not None:
+            if dropped is not None:
+                # It came before the drop and went with it, or was refused.
+                refused = isinstance(actor.error, fm.Conflict | fm.NotFound)
+                assert refused or (actor.result and actor.result.version < dropped.version), repr(actor.error)
+            elif actor.error is not None:
                 assert isinstance(actor.error, fm.Fenced), repr(actor.error)
                 other = run.actors.get({"two": "same", "same": "two"}.get(name, ""))
                 assert number not in events or (other is not None and other.error is None)
@@ -116,6 +133,11 @@ class World:
                 assert number in gone, f"an acknowledged row of {name} is lost"
             if name == "pair":
                 assert (number in notes) is (number in events)
+        if "widen" in run.actors:
+            more = {row["id"]: row[f"more{self.number}"] for row in judge.read_arrow("events").read_all().to_pylist()}
+            assert {number: more[number] for number in more if more[number] is not None} == {
+                self.number + 5: self.number
+            }
         versions = [actor.result.version for name, actor in run.actors.items() if name in brought and actor.result]
         outcomes = [actor.result.outcome for name, actor in run.actors.items() if name in brought and actor.result]
         assert len(set(versions)) == len(versions) - outcomes.count("already_committed")
@@ -129,6 +151,8 @@ SCENARIOS = [
     (("one", "three", "late"), 80),
     (("one", "pair", "three"), 100),
     (("one", "remove", "two"), 100),
+    (("one", "widen", "two"), 100),
+    (("one", "drop", "two"), 100),
 ]
 
 

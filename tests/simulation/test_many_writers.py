@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import floodmark as fm
+from floodmark.catalog.turns import TURN_MS
 from floodmark.testing.children import Child, preload
 from floodmark.testing.invariants import check_lake
 from tests.conftest import DATABASES, EVENTS, Place, ids, rows
@@ -41,7 +42,7 @@ def write(place: Place, number: int, folder: str, seconds: float) -> list[str]:
             except fm.FloodmarkError as error:
                 errors.append(f"{type(error).__name__}: {error}")
             else:
-                noted.write(f"{row}\n")
+                noted.write(f"{row} {time.monotonic()}\n")
                 noted.flush()
             row += 1
     return errors
@@ -56,11 +57,11 @@ def run(place: Place, folder: Path, writers: int, seconds: float, kills: int, se
         assert time.monotonic() < end, "not all writers started"
         time.sleep(0.01)
     (folder / "start").touch()
-    chance, killed = random.Random(seed), set[int]()
+    chance, killed = random.Random(seed), dict[int, float]()
     for number in chance.sample(range(1, writers + 1), kills):
         time.sleep(chance.uniform(0.1, 0.8) * seconds / (kills + 1))
         children[number - 1].process.kill()
-        killed.add(number)
+        killed[number] = time.monotonic()
     acknowledged_at_last_kill = {number: noted(folder, number) for number in range(1, writers + 1)}
     failed = {number: child.wait(seconds + 120) for number, child in enumerate(children, 1) if number not in killed}
     assert {number: errors for number, errors in failed.items() if errors} == {}
@@ -69,10 +70,15 @@ def run(place: Place, folder: Path, writers: int, seconds: float, kills: int, se
 
 def noted(folder: Path, number: int) -> list[int]:
     path = folder / f"{number}.acknowledged"
-    return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [int(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def check(place: Place, folder: Path, writers: int, killed: set[int], before: dict[int, list[int]]) -> None:
+def noted_at(folder: Path, number: int) -> list[float]:
+    """When the rows of a writer that was not killed were acknowledged."""
+    return [float(line.split()[1]) for line in (folder / f"{number}.acknowledged").read_text().splitlines()]
+
+
+def check(place: Place, folder: Path, writers: int, killed: dict[int, float], before: dict[int, list[int]]) -> None:
     acknowledged = {number: noted(folder, number) for number in range(1, writers + 1)}
     with place.open() as lake:
         facts = check_lake(lake.catalog)
@@ -94,6 +100,10 @@ def check(place: Place, folder: Path, writers: int, killed: set[int], before: di
     if killed:
         for number in alive:
             assert len(acknowledged[number]) > len(before[number]), f"writer {number} stopped with a killed one"
+    moments = sorted(moment for number in alive for moment in noted_at(folder, number))
+    for number, died in killed.items():
+        pause_s = min(moment for moment in moments if moment > died) - died
+        assert pause_s < TURN_MS / 1000, f"for {pause_s} s after the death of writer {number} nobody went on"
 
 
 @pytest.mark.parametrize("database", DATABASES)

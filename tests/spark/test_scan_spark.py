@@ -16,7 +16,10 @@ import floodmark as fm
 from floodmark.testing.s3 import S3Server, s3_stand_in
 from tests.conftest import Place
 from tests.counting import counting
+from tests.spark.test_changes_spark import jobs_of
+from tests.spark.test_pushdown_spark import settings
 
+LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 COLUMNS = "id long not null, day date, ts timestamp, amount decimal(10,2), x double, name string, tags array<string>"
 CONDITIONS = 3
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -155,6 +158,11 @@ def test_of_a_thousand_files_a_condition_on_the_partition_opens_ten(
         for number in range(10):
             lake.append("events", [{"id": number * 100 + part, "part": part, "v": number} for part in range(100)])
         assert len(lake.read("events").inputFiles()) == 1000
+        # A session of someone else, which would list more than 32 paths by a job.
+        with settings(spark, {LISTING: "32"}):
+            assert jobs_of(spark, "listing", lambda: lake.read("events", with_seq=True).schema) == []
+            assert jobs_of(spark, "listing", lambda: lake.sql("select v from events").schema) == []
+            assert spark.conf.get(LISTING) == "32"
         assert len(lake.read("events", where="part = 42").inputFiles()) == 10
         assert len(lake.read("events", where="part = 42 and upper(v) = '3'").inputFiles()) == 10
         assert len(lake.sql("select v from events where part = 42 and v > 2").inputFiles()) == 7
@@ -195,3 +203,64 @@ def test_on_s3_a_condition_on_the_partition_requests_ten_files(tmp_path: Path, s
             assert deleted == 0, "each holds one row, which the condition matches by the file's statistics"
             left = lake.delete("events", "part = 42 and upper(v) = '5'")
             assert (left.tables[0].rows_deleted, lake.heads()[0].files) == (1, 996)
+
+
+def test_on_s3_a_condition_on_a_sorted_column_fetches_its_row_group_however_it_is_asked(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """By the bytes that left S3, whichever process got them: one row group of fifty, and the footer."""
+    with s3_stand_in() as server, counting(server) as between:
+        place, catalog = f"s3://{server.make_bucket()}/lake", f"sqlite:///{tmp_path}/catalog.db"
+        with fm.open(place, create=True, catalog=catalog, storage_options=server.options) as lake:
+            groups = {"write.parquet.row-group-limit": "1000"}
+            lake.create_table("long", "id long, name string", sort=["id"], properties=groups)
+            chance = random.Random(1)
+            lake.append("long", [{"id": number, "name": f"{chance.getrandbits(400):x}"} for number in range(50_000)])
+            (head,) = lake.heads()
+        with fm.open(place, catalog=catalog, storage_options=between.options, spark=spark) as lake:
+
+            def fetched(act: Callable[[], int]) -> int:
+                between.bytes_read = 0
+                assert act() == 1
+                return between.bytes_read
+
+            assert (head.files, lake.scan("long").explain().row_groups) == (1, 50)
+            bound = head.size_bytes / 5
+            assert fetched(lambda: lake.scan("long", where="id = 4242").to_arrow().num_rows) < bound
+            assert (
+                fetched(lambda: lake.scan("long", where="id = 4242 and upper(name) != ''").to_arrow().num_rows) < bound
+            )
+            assert fetched(lambda: len(lake.read("long", where="id = 4242").collect())) < bound
+            assert fetched(lambda: len(lake.sql("select name from long where id = 4242").collect())) < bound
+            assert fetched(lambda: int(lake.plan_delete("long", "id = 4242")["rows"])) < bound
+            # The check would be blind if all rows were as cheap.
+            assert fetched(lambda: lake.scan("long").to_arrow().num_rows // 50_000) > bound
+
+
+# A connector that comes with Spark: it reads s3://bucket/a/b from the file /a/b.
+CONNECTOR = "org.apache.hadoop.fs.ProxyLocalFileSystem"
+
+
+def test_a_session_with_a_connector_for_s3_reads_by_it(tmp_path: Path, spark: SparkSession) -> None:
+    with s3_stand_in() as server, counting(server) as between:
+        place, catalog = f"s3://{server.make_bucket()}{tmp_path}/lake", f"sqlite:///{tmp_path}/catalog.db"
+        with fm.open(place, create=True, catalog=catalog, storage_options=server.options) as lake:
+            lake.create_table("events", "id long, part int", partition=["part"])
+            lake.append("events", [{"id": number, "part": number % 3} for number in range(9)])
+            for path in lake.catalog.files.data_files(lake.heads()[0]):
+                there = Path(path.removeprefix(place.removesuffix(f"{tmp_path}/lake")))
+                there.parent.mkdir(parents=True, exist_ok=True)
+                there.write_bytes(lake.catalog.storage.read(path))
+        with fm.open(place, catalog=catalog, storage_options=between.options, spark=spark) as lake:
+
+            def by_tasks() -> bool:
+                """Whether Arrow tasks read it, whose requests the server in between sees."""
+                between.read.clear()
+                assert sorted(row.id for row in lake.sql("select id from events where part = 1").collect()) == [1, 4, 7]
+                assert sorted(row.id for row in lake.read("events", where="id > 6", with_seq=True).collect()) == [7, 8]
+                return any(path.endswith(".parquet") for path in between.read)
+
+            assert by_tasks()
+            with settings(spark, {"spark.hadoop.fs.s3.impl": CONNECTOR, "fs.s3.impl": CONNECTOR}):
+                assert not by_tasks()
+            assert by_tasks()

@@ -75,6 +75,11 @@ def test_every_error_kind_and_setting_is_on_the_command_page() -> None:
 # ── commands, links, files ──
 
 
+def test_the_changelog_lists_every_command() -> None:
+    (listed,) = re.findall(r"^- Commands: `([^`]+)`", read("CHANGELOG.md"), flags=re.MULTILINE)
+    assert sorted(listed.split()) == sorted(GROUP.list_commands(CONTEXT))
+
+
 @EVERY_PAGE
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())

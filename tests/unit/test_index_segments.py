@@ -34,10 +34,10 @@ from floodmark.rows.index.segment import (
     TRAILER_BYTES,
     CoveredFile,
     IndexForm,
+    IndexSegment,
     NotCovered,
     Section,
     SectionPlan,
-    Segment,
     SegmentRecord,
     open_segment,
     write_segment,
@@ -88,7 +88,7 @@ def plan(form: IndexForm, files: Sequence[pa.Array], first: int = 0, cut: int = 
     return SectionPlan(form, covered([len(values) for values in files], first), entries)
 
 
-def open_whole(record: SegmentRecord, storage: Storage = STORAGE) -> Segment:
+def open_whole(record: SegmentRecord, storage: Storage = STORAGE) -> IndexSegment:
     found = open_segment(
         storage,
         record.location,
@@ -96,7 +96,7 @@ def open_whole(record: SegmentRecord, storage: Storage = STORAGE) -> Segment:
         tail_bytes=record.tail_bytes,
         digest=record.digest,
     )
-    assert isinstance(found, Segment)
+    assert isinstance(found, IndexSegment)
     return found
 
 
@@ -175,6 +175,32 @@ def test_every_row_of_a_value_is_a_candidate(
         assert [one for one in found if asked[one[0]] is not None] == [
             one for one in expected if asked[one[0]] is not None
         ]
+
+
+def below_a_null() -> pa.Array:
+    """Lists of which one that is null has values below it: Parquet never gives such ones, rows of a caller may be."""
+    offsets, nulls = pa.array([0, 2, 4, 6], pa.int32()), pa.array([False, True, False])
+    return pa.ListArray.from_arrays(offsets, pa.array(range(6)), mask=nulls)
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        below_a_null(),
+        below_a_null().slice(1),
+        pa.chunked_array([below_a_null(), below_a_null().slice(1)]),
+        pa.array([[0, 1], None, [2, 3]], pa.list_(pa.int64(), 2)).slice(1),
+        pa.array([[0], None, [1, 2], []], pa.large_list(pa.int64())).slice(1),
+        pa.array([[0], None, [1, 2], []], pa.list_view(pa.int64())).slice(1),
+    ],
+    ids=lambda lists: str(lists.type),
+)
+def test_values_in_lists_have_their_own_rows_however_the_lists_are_laid_out(lists: pa.Array) -> None:
+    def pairs(column: pa.Array) -> list[Row]:
+        entries = make_entries([column], SECRET, file=0, position=7)
+        return sorted(zip(entries.high.tolist(), entries.positions.tolist(), strict=True))
+
+    assert pairs(lists) == pairs(pa.array(lists.to_pylist(), pa.list_(pa.int64())))
 
 
 @pytest.mark.parametrize("encoder", [ENCODER, FOUR_BITS], ids=["", "4-bits"])
@@ -534,7 +560,7 @@ def read_everything(storage: Storage, location: str, plans: Sequence[SectionPlan
     """All that a reader may ask of a segment."""
     answers: list[Any] = []
     opened = open_segment(storage, location, **known)
-    assert isinstance(opened, Segment)
+    assert isinstance(opened, IndexSegment)
     with opened:
         for made, asked in zip(plans, (pa.array([f"k{n}" for n in range(12)]), pa.array(range(12))), strict=True):
             section = opened.section(made.form)
@@ -597,7 +623,7 @@ def test_a_block_in_the_place_of_another_is_noticed() -> None:
     size = BLOCK_ENTRIES * 13
     STORAGE.put(location, data[size : 2 * size] + data[:size] + data[2 * size :])
     opened = open_segment(STORAGE, location)
-    assert isinstance(opened, Segment)
+    assert isinstance(opened, IndexSegment)
     section = opened.section(made.form)
     assert isinstance(section, Section)
     noticed = 0
@@ -618,7 +644,7 @@ def test_a_fold_of_a_damaged_section_writes_nothing() -> None:
     data = STORAGE.read(location)
     STORAGE.put(location, data[:20_000] + bytes([data[20_000] ^ 4]) + data[20_001:])
     opened = open_segment(STORAGE, location)
-    assert isinstance(opened, Segment)
+    assert isinstance(opened, IndexSegment)
     section = opened.section(made.form)
     assert isinstance(section, Section)
     with pytest.raises(Corrupt, match=location):

@@ -11,13 +11,15 @@ from pyiceberg.manifest import ManifestEntry, ManifestFile, ManifestWriter, writ
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate, update_table_metadata
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import ListType, LongType, NestedField, StringType, TimestampType
 
 from floodmark.commit.manifests import write_added, write_list, write_merged, write_rest
-from floodmark.commit.metadata import add_schema, new_metadata
-from floodmark.model import FileRecord
+from floodmark.commit.metadata import add_schema, add_snapshot, new_metadata
+from floodmark.model import SNAPSHOTS_KEPT, FileRecord
 from floodmark.storage import Storage
 from floodmark.storage.fileio import LakeFileIO
 
@@ -146,3 +148,23 @@ def test_lists_are_those_of_pyiceberg(tmp_path: Path, parent: int | None) -> Non
         with write_manifest_list(2, io.new_output(other), SNAPSHOT, parent, sequence, "deflate") as writer:
             writer.add_manifests([copied])
         assert io.storage.read(location) == io.storage.read(other)
+
+
+def test_metadata_after_commits_is_that_of_pyiceberg(tmp_path: Path) -> None:
+    """Made from its parts; what an append adds to it, and its JSON."""
+    ours = theirs = table(tmp_path, "by day")
+    for number in range(1, SNAPSHOTS_KEPT + 1):
+        snapshot = Snapshot(
+            snapshot_id=number,
+            parent_snapshot_id=number - 1 or None,
+            sequence_number=number,
+            timestamp_ms=ours.last_updated_ms + 1,
+            manifest_list=f"file://{tmp_path}/{number}.avro",
+            summary=Summary(Operation.APPEND, **{"total-records": str(number)}),
+            schema_id=0,
+        )
+        location = f"file://{tmp_path}/{number}.metadata.json"
+        head = SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=number)  # type: ignore[call-arg]
+        ours = add_snapshot(ours, snapshot, branch="main", previous_location=location)
+        theirs = update_table_metadata(theirs, (AddSnapshotUpdate(snapshot=snapshot), head), metadata_location=location)
+        assert ours.model_dump_json(exclude_none=True) == theirs.model_dump_json(exclude_none=True)

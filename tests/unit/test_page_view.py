@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from floodmark.report.daemon import TaskReport
+from floodmark.report.indexes import IndexTotals
 from floodmark.report.spools import SpoolReport
 from floodmark.report.tables import TableLine
 from floodmark.serve.http.timeseries import RecentFigures
@@ -96,7 +97,9 @@ def test_states_that_nobody_knows_are_not_good() -> None:
     assert spool_state(replace(spool, state="refused")).level == "bad"
     assert spool_state(replace(spool, state="frozen")).level == "bad"
     assert spool_state(replace(spool, waiting_records=None)).level != "good"
-    table = TableLine("t", 0, 0, 0, 1, 1, None, 0, 0.0, 0, 2, (), "attention: 2 rows in quarantine")
+    table = TableLine(
+        "t", 0, 0, 0, 1, 1, None, 0, 0.0, 0, 2, IndexTotals(0, 0, 0, 0), (), "attention: 2 rows in quarantine"
+    )
     assert (table_state(table).level, table_state(table).text) == ("warn", "2 rows in quarantine")
     assert table_state(replace(table, health="fine", due=("compact t: 40 small files",))).text == "compact due"
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from floodmark.catalog.indexes import IndexRow
 from floodmark.catalog.maintenance_state import Policy
 from floodmark.commit.fills import Fill, fill_property
 from floodmark.commit.metadata import add_properties, new_metadata
 from floodmark.commit.references import Reference, reference_property, referrer_property
+from floodmark.errors import Invalid
 from floodmark.model import Head
 from floodmark.rows.layout import partition_spec, sort_order
 from floodmark.rows.schema import table_schema
@@ -582,3 +584,45 @@ def test_the_columns_of_a_reference_are_widened_together() -> None:
     ]
     alone = steps({"customers": {"columns": {"id": "long"}}}, child, parent)
     assert [(step.table, step.kind) for step in alone] == [("customers", SAFE), ("orders", REFUSED)]
+
+
+# ── indexes ──
+
+
+def index(kind: str, *field_ids: int, state: str = "live") -> IndexRow:
+    return IndexRow("01X", "table", field_ids, kind, state, 1, True, "00" * 16)
+
+
+def test_indexes_are_added_and_dropped_by_what_they_are_on() -> None:
+    there = replace(table("orders", key=["id"]), indexes=(index("key", 1), index("value", 2), index("value", 2, 5)))
+    assert steps({"orders": {"index": ["customer", ["note", "customer"], "id"]}}, there) == []
+    found = plan({"orders": {"index": ["ts"]}}, there)["orders"]
+    assert [(step.action, step.column, step.kind) for step in found.steps] == [
+        ("add_index", "ts", SAFE),
+        ("drop_index", "customer", SAFE),
+        ("drop_index", "customer, note", SAFE),
+    ]
+    assert [one.field_ids for one in found.declared] == [(3,)]
+    assert [one.field_ids for one in found.undeclared] == [(2,), (2, 5)]
+    assert not found.changes
+    assert plan({"orders": {"comment": ""}}, there)["orders"].steps == ()
+
+
+def test_a_dropped_key_index_comes_back_only_where_it_is_named() -> None:
+    there = replace(table("orders", key=["id"]), indexes=(index("key", 1, state="dropped"),))
+    assert steps({"orders": {"index": []}}, there) == []
+    assert only({"index": ["id"]}, there).action == "add_index"
+
+
+def test_an_index_on_a_column_that_is_dropped_or_renamed_in_the_same_plan() -> None:
+    there = replace(table("orders"), indexes=(index("value", 2), index("value", 5)))
+    renamed = columns(customer=None, buyer={"type": "long", "renamed_from": "customer"})
+    assert [one.action for one in steps({"orders": {"columns": renamed, "index": ["buyer", "note"]}}, there)] == [
+        "rename_column"
+    ]
+    found = steps({"orders": {"columns": columns(note=None), "index": ["customer"]}}, there)
+    assert [(one.action, one.column) for one in found] == [("drop_column", "note"), ("drop_index", "note")]
+    with pytest.raises(Invalid, match="the table has no such column"):
+        steps({"orders": {"columns": columns(note=None), "index": ["note"]}}, there)
+    # Without columns in the file, the table's own decide.
+    assert only({"index": ["customer", "note", "nope"]}, there).kind == REFUSED

@@ -186,3 +186,31 @@ def test_the_settings_take_the_same_tables() -> None:
         "orders",
         "old_orders",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("customer", "a list of columns"),
+        (7, "a list of columns"),
+        ([7], "a list of texts"),
+        ([["id", 7]], "a list of texts"),
+        (["id", "id"], "two indexes on id"),
+        ([["id", "n"], ["n", "id"]], "two indexes on id, n; n, id"),
+        (["m"], "a column of this type cannot be indexed"),
+        (["nope"], "the table has no such column"),
+        ([["id", "id"]], "a column is named twice"),
+        ([[]], "an index is on at least one column"),
+    ],
+)
+def test_indexes_in_another_form_are_refused(value: Any, problem: str) -> None:
+    entry = {"columns": {"id": "long", "n": "int", "m": "map<string,int>"}, "index": value}
+    with pytest.raises(Invalid, match=problem):
+        wanted_tables({"orders": entry}, "here")
+
+
+def test_indexes_are_lists_of_columns() -> None:
+    entry = {"columns": {"id": "long", "n": "int"}, "index": ["id", ["id", "n"]]}
+    assert wanted_tables({"orders": entry}, "here")[0].indexes == (("id",), ("id", "n"))
+    assert wanted_tables({"orders": {"index": []}}, "here")[0].indexes == ()
+    assert wanted_tables({"orders": {}}, "here")[0].indexes is None

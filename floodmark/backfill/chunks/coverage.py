@@ -9,6 +9,7 @@ record, from the highest loaded chunk.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from floodmark.backfill.chunks.done_chunks import joined
@@ -105,28 +106,48 @@ def check_range(context: JobContext, job: Job, first: GivenValue, last: GivenVal
         known.check_chunks(context, name, low, high)
 
 
+@dataclass(frozen=True)
+class Reach:
+    """How far a history has come, by what the catalog stores: the chunks below its tip, and the floor.
+
+    `knows_end`: whether anything is known of the tip of a range without an end.
+    """
+
+    wanted: range
+    floor: int | None
+    is_tip_known: bool
+    knows_end: bool
+
+    @classmethod
+    def of(cls, stored: StoredHistory, newest: int | None, now_ms: int) -> Reach:
+        """`newest` is the highest number of a chunk that was loaded."""
+        geometry, reached = stored.geometry, Reached.of(stored.settings)
+        is_tip_known = geometry.unit == TIME or reached.is_known
+        if is_tip_known:
+            frontier = frontier_of(geometry, reached.frontier, reached, newest)
+        else:
+            frontier = None if newest is None else geometry.shown(geometry.ends(newest)[1])
+        wanted = geometry.wanted(None if geometry.last is not None else frontier)
+        floor = None
+        if is_tip_known or newest is not None:
+            floor = floor_of(geometry, kept_units(geometry, stored.keep), frontier, clock_of(reached, now_ms))
+        return cls(wanted, floor, is_tip_known, frontier is not None or geometry.last is not None)
+
+
 class _Known:
     """What the catalog records of a job, without its source."""
 
     def __init__(self, context: JobContext, job: Job, stored: StoredHistory) -> None:
         self.job = job
-        self.geometry = geometry = stored.geometry
+        self.geometry = stored.geometry
         self.column = stored.column
         self.tables = stored.tables
         self._catalog = context.catalog
         known = (context.catalog.chunks.newest(job.id, table, self._table_id(table)) for table in self.tables)
         newest = max((number for number in known if number is not None), default=None)
-        keep, reached = kept_units(geometry, stored.keep), Reached.of(stored.settings)
         self._now_ms = database_now_ms(context.catalog)
-        self._is_tip_known = geometry.unit == TIME or reached.is_known
-        if self._is_tip_known:
-            frontier = frontier_of(geometry, reached.frontier, reached, newest)
-        else:
-            frontier = None if newest is None else geometry.shown(geometry.ends(newest)[1])
-        self.wanted = geometry.wanted(None if geometry.last is not None else frontier)
-        self.floor = None
-        if self._is_tip_known or newest is not None:
-            self.floor = floor_of(geometry, keep, frontier, clock_of(reached, self._now_ms))
+        reach = Reach.of(stored, newest, self._now_ms)
+        self._is_tip_known, self.wanted, self.floor = reach.is_tip_known, reach.wanted, reach.floor
 
     @classmethod
     def of(cls, context: JobContext, job: Job) -> _Known:

@@ -103,7 +103,9 @@ def _in_lists(column: pa.Array | pa.ChunkedArray) -> tuple[Numbers, list[pa.Arra
     kind, before = column.type.value_type, 0
     for chunk in chunks:
         absent = np.flatnonzero(chunk.is_null().to_numpy(zero_copy_only=False))
-        owners += [pc.list_parent_indices(chunk).to_numpy().astype(np.int64) + before, absent + before]
+        # Not `list_parent_indices`: it counts values below a null too, and `list_flatten` leaves them out.
+        counts = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
+        owners += [np.repeat(np.arange(len(chunk)), counts) + before, absent + before]
         values += [pc.list_flatten(chunk), pa.nulls(len(absent), kind)]
         before += len(chunk)
     return np.concatenate([np.empty(0, np.int64), *owners]), [pa.chunked_array(values, kind)]

@@ -306,7 +306,7 @@ def open_segment(
     size_bytes: int | None = None,
     tail_bytes: int | None = None,
     digest: str | None = None,
-) -> Segment | NotCovered:
+) -> IndexSegment | NotCovered:
     """Open a segment, with what its record says of it. One request brings the tail if its length is known."""
     reader = storage.open_input(location, size_bytes, tail_bytes=tail_bytes or TAIL_BYTES)
     try:
@@ -319,7 +319,7 @@ def open_segment(
     return found
 
 
-def open_whole(location: str, data: bytes, size_bytes: int, digest: str | None = None) -> Segment | NotCovered:
+def open_whole(location: str, data: bytes, size_bytes: int, digest: str | None = None) -> IndexSegment | NotCovered:
     """Open a small segment that was read whole: it holds no file open."""
     if len(data) != size_bytes:
         raise _damaged(location, "trailer", "the file does not have the size in the catalog")
@@ -327,7 +327,7 @@ def open_whole(location: str, data: bytes, size_bytes: int, digest: str | None =
     return _open(RangeReader(location, opened, read_ahead_bytes=1), len(data), digest)
 
 
-def _open(reader: RangeReader, tail_bytes: int, digest: str | None) -> Segment | NotCovered:
+def _open(reader: RangeReader, tail_bytes: int, digest: str | None) -> IndexSegment | NotCovered:
     tail = _end_of(reader, max(TRAILER_BYTES, tail_bytes))
     if len(tail) < TRAILER_BYTES:
         raise _damaged(reader.location, "trailer", "it is shorter than that")
@@ -347,7 +347,7 @@ def _open(reader: RangeReader, tail_bytes: int, digest: str | None) -> Segment |
         raise _damaged(reader.location, "directory")
     if digest is not None and _digest(directory) != digest:
         raise _damaged(reader.location, "directory", "it is not the file that was written here")
-    return Segment(reader, tail, [_Parts(**parts) for parts in json.loads(directory)["sections"]])
+    return IndexSegment(reader, tail, [_Parts(**parts) for parts in json.loads(directory)["sections"]])
 
 
 def _end_of(reader: RangeReader, size_bytes: int) -> bytes:
@@ -359,7 +359,7 @@ def _damaged(location: str, part: str, why: str | None = None) -> Corrupt:
     return Corrupt("a segment of an index is damaged", file=location, part=part, why=why, advice=_ADVICE)
 
 
-class Segment:
+class IndexSegment:
     """An open segment: its directory was checked. Close it; its sections are then of no use."""
 
     def __init__(self, reader: RangeReader, tail: bytes, sections: Sequence[_Parts]) -> None:
@@ -400,7 +400,7 @@ class Segment:
     def close(self) -> None:
         self._reader.close()
 
-    def __enter__(self) -> Segment:
+    def __enter__(self) -> IndexSegment:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,15 +1,17 @@
 """Values of one column looked up among the keys of other files: do rows refer to existing keys?
 
 Distinct values are held in chunks of bounded size (I14); the files to search are read one column and one file at a
-time, and only those whose bounds may include a value. Null refers to nothing. Reads only.
+time, and only those whose bounds may include a value, and that an index of the column does not leave out. Null refers
+to nothing. Reads only.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +31,8 @@ VALUES_MAX = 100_000
 _WAITING_ROWS = 64 * 1024
 # Bounds of these types equal the values, in the same order.
 _COMPARED = (IntegerType, LongType, StringType)
+# Those of some files that may hold one of these values in a column, as an index of the column says.
+FilesHolding: TypeAlias = Callable[[Sequence[LiveFile], pa.Array], Sequence[LiveFile]]
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,15 @@ def missing_values(
     parents: Sequence[LiveFile],
     parent_field: NestedField,
     *,
+    holding: FilesHolding | None = None,
     chunk_rows: int = KEYS_PER_CHUNK,
 ) -> Missing:
     """The values in a column of some files that no parent file has; `found_in` lists the files that have the others."""
     count, examples, found_in = 0, list[str](), set[str]()
     shown = pa.array([], _compared_type(child_field, parent_field))
     for values in _chunks(storage, children, child_field, parent_field, chunk_rows):
-        rest, here = _not_in(storage, values, parents, parent_field, child_field)
+        some = parents if holding is None else holding(parents, values)
+        rest, here = _not_in(storage, values, some, parent_field, child_field)
         found_in |= here
         count += len(rest)
         examples += _rendered(rest, child_field, EXAMPLES_MAX - len(examples))
@@ -71,14 +77,18 @@ def held_values(
     child_field: NestedField,
     *,
     stay: Sequence[LiveFile] = (),
+    holding: FilesHolding | None = None,
+    stay_holding: FilesHolding | None = None,
     chunk_rows: int = KEYS_PER_CHUNK,
 ) -> Missing:
     """The keys in some files that a child's column still holds, without those that are in the files `stay`."""
     count, examples, found_in = 0, list[str](), set[str]()
     shown = pa.array([], _compared_type(child_field, key_field))
     for values in _chunks(storage, keys, key_field, child_field, chunk_rows):
-        gone, _ = _not_in(storage, values, stay, key_field, child_field)
-        rest, here = _not_in(storage, gone, children, child_field, key_field)
+        staying = stay if stay_holding is None else stay_holding(stay, values)
+        gone, _ = _not_in(storage, values, staying, key_field, child_field)
+        some = children if holding is None or not len(gone) else holding(children, gone)
+        rest, here = _not_in(storage, gone, some, child_field, key_field)
         found_in |= here
         count += len(gone) - len(rest)
         held = gone if not len(rest) else gone.filter(pc.invert(pc.is_in(gone, value_set=rest)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,7 +27,8 @@ from floodmark.rows.convert import table_shape
 from floodmark.rows.failures import spark_failures
 from floodmark.rows.reading.arrow_reader import Between, RowsWanted, read_wanted
 from floodmark.rows.schema import spark_schema, user_fields
-from floodmark.rows.session import prepare
+from floodmark.rows.session import LISTED_BY_DRIVER, SharedSettings, prepare
+from floodmark.rows.stall import is_connect
 from floodmark.storage import Storage, local_path
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ SCAN_TASKS_MAX = 256
 LOOKUP_BY_VALUE_MAX = 32
 # A file's name as Spark reports it is the one in the list only if it has no character that could be encoded.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_LISTING = SharedSettings(keeps=lambda key, value: value == LISTED_BY_DRIVER[key], choose=lambda values: values[0])
 # Columns of the lookup; no table has these names.
 _FILE, _INHERITED = "_file", "_pos"
 _READ_OPTIONS = {
@@ -162,8 +165,21 @@ def _columns(schema: Schema, with_seq: bool, always: bool = False) -> StructType
 def _read(spark: SparkSession, files: Sequence[str], columns: StructType) -> DataFrame:
     for file in files:
         _check_not_empty(file)
-    with spark_failures("Spark could not read the table's files", lake_files=True):
+    with spark_failures("Spark could not read the table's files", lake_files=True), _listed_by_driver(spark):
         return spark.read.schema(columns).options(**_READ_OPTIONS).parquet(*files)
+
+
+@contextmanager
+def _listed_by_driver(spark: SparkSession) -> Iterator[None]:
+    """No Spark job lists the files, also in a session that is not ours: by default one does for more than 32."""
+    if is_connect(spark):
+        # There a frame lists its files whenever it is used: the setting stays.
+        for key, value in LISTED_BY_DRIVER.items():
+            spark.conf.set(key, value)
+        yield
+        return
+    with _LISTING.held(spark, LISTED_BY_DRIVER):
+        yield
 
 
 def _check_not_empty(file: str) -> None:

@@ -73,16 +73,21 @@ def select_overlapping(
     files: Sequence[LiveFile], fields: Sequence[NestedField], ranges: Sequence[Span], count: int
 ) -> list[LiveFile]:
     """Those of the files that may hold a row whose values are all in one of `count` ranges: a span for each field."""
+    spans = [listed_span([file.data_file for file in files], field) for field in fields]
+    return [files[at] for at in np.flatnonzero(overlapping(spans, ranges, count, len(files))).tolist()]
+
+
+def overlapping(spans: Sequence[Span], ranges: Sequence[Span], count: int, places: int) -> Mask:
+    """Where a row may be whose values are all in one of `count` ranges: `spans` are of files, or of row groups."""
     if count > RANGES_MAX:
         ranges, count = [one.around() for one in ranges], 1
-    spans = [listed_span([file.data_file for file in files], field) for field in fields]
-    found: Mask = np.zeros(len(files), np.bool_)
+    found: Mask = np.zeros(places, np.bool_)
     for at in range(count):
-        inside: Mask = np.ones(len(files), np.bool_)
+        inside: Mask = np.ones(places, np.bool_)
         for span, one in zip(spans, ranges, strict=True):
             inside &= span.within(*one.ends(at))
         found |= inside
-    return [files[at] for at in np.flatnonzero(found).tolist()]
+    return found
 
 
 def _live(columns: FileColumns, which: Mask, seq_id: int | None) -> list[LiveFile]:

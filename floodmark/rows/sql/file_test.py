@@ -170,8 +170,13 @@ def listed_span(files: Sequence[DataFile], field: it.NestedField) -> Span:
 
 def column_span(values: pa.ChunkedArray, field: it.NestedField) -> Span:
     """The span of values that are at hand, as one place."""
+    return value_spans(values, field).around()
+
+
+def value_spans(values: pa.ChunkedArray, field: it.NestedField) -> Span:
+    """Values that are at hand, each a place; a null, or a NaN, is in no bound and rules nothing out."""
     typed = _typed(values, field.field_type)
-    return _without_nan(Span(typed, typed, _NO, _NO, _NO)).around()
+    return _without_nan(Span(typed, typed, _NO, _NO, _NO))
 
 
 def partition_spans(columns: FileColumns, fields: Sequence[it.NestedField]) -> Spans:

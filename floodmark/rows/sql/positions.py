@@ -21,7 +21,7 @@ from floodmark.errors import Invalid
 from floodmark.rows.arrays import Numbers
 from floodmark.rows.convert import table_shape
 from floodmark.rows.failures import spark_failures, spark_job
-from floodmark.rows.project import read_numbered
+from floodmark.rows.project import GroupTest, read_numbered
 from floodmark.rows.reading.scan import SCAN_TASKS_MAX, by_tasks, quoted, scan
 from floodmark.rows.schema import spark_schema, user_fields
 from floodmark.storage import Storage
@@ -176,7 +176,7 @@ def _read_positions(spark: SparkSession, where: Where, searched: Searched) -> Da
     from pyspark.sql import functions as F
 
     fields, names = mentioned(where.text, searched.schema), _added_names(searched.schema)
-    rows = _read_numbered(spark, searched, fields, names)
+    rows = _read_numbered(spark, searched, fields, names, where)
     return _matching(rows, where.text, F.col(names[0]), F.col(names[1]))
 
 
@@ -200,8 +200,13 @@ def _added_names(schema: Schema) -> tuple[str, str]:
 
 
 def _read_numbered(
-    spark: SparkSession, searched: Searched, fields: Sequence[NestedField], names: tuple[str, str]
+    spark: SparkSession,
+    searched: Searched,
+    fields: Sequence[NestedField],
+    names: tuple[str, str],
+    where: Where | None = None,
 ) -> DataFrame:
+    """All rows of the files; without the row groups in which none can match `where`."""
     from pyspark.sql import types as spark_types
 
     ids = [field.field_id for field in fields]
@@ -209,7 +214,7 @@ def _read_numbered(
     listed = list(searched.files)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _read_task(schema_json, ids, names, listed, storage_options, batches)
+        return _read_task(schema_json, ids, names, listed, storage_options, where, batches)
 
     columns = [
         *spark_schema(Schema(*fields), all_nullable=True),
@@ -240,21 +245,23 @@ def _read_task(
     names: tuple[str, str],
     files: list[str],
     storage_options: dict[str, str],
+    where: Where | None,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     schema = table_shape(schema_json).schema
+    tests = [] if where is None else [where.group_test]
     fields = [schema.find_field(field_id) for field_id in ids]
     storage = Storage(storage_options)
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            yield from _numbered(storage, files[number], fields, names)
+            yield from _numbered(storage, files[number], fields, names, tests)
 
 
 def _numbered(
-    storage: Storage, file: str, fields: Sequence[NestedField], names: tuple[str, str]
+    storage: Storage, file: str, fields: Sequence[NestedField], names: tuple[str, str], tests: Sequence[GroupTest]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file with its location and their positions."""
-    for start, batch in read_numbered(storage, file, fields):
+    for start, batch in read_numbered(storage, file, fields, tests=tests):
         places = pa.array(np.arange(start, start + len(batch), dtype=np.int64))
         own = [pa.repeat(pa.scalar(file, pa.string()), len(batch)), places]
         yield pa.RecordBatch.from_arrays([*batch.columns, *own], names=[*batch.schema.names, *names])

@@ -48,6 +48,14 @@ def rows_to_table(rows: Sequence[Row], shape: Shape) -> pa.Table:
     return pa.table(arrays, names=[column.name for column in shape.columns])
 
 
+def values_to_array(values: Sequence[Value], column: Column, what: str) -> pa.Array:
+    """Single values as those of a column, or `Invalid`, whose message begins with `what`."""
+    problems = Misfits()
+    array = _array(list(values), column, problems)
+    problems.raise_invalid(what=what)
+    return array
+
+
 def rows_schema(rows: Sequence[Row], shape: Shape) -> pa.Schema:
     """The table's columns, wider where a number needs it, and the rows' new ones, also inside structs.
 
@@ -196,7 +204,7 @@ def _advice(kind: pa.DataType) -> str:
         return "Send a Decimal, a whole number or text like '1.25' that fits the type exactly."
     if types.is_binary(kind):
         return "Send bytes."
-    return "Convert the value before it is written."
+    return "Convert the value first."
 
 
 def _leaf(values: list[Value], column: Column, problems: Misfits) -> pa.Array:

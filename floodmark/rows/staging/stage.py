@@ -182,8 +182,6 @@ def stage_batches(
         target.options(shape),
         leaves(target.schema_json, target.settled),
         lambda: join(target.folder, next(names)),
-        # Crash here, in a task: a file that no record names.
-        (lambda: failpoints.hit("task.file_written")) if in_task else (lambda: None),
     )
     try:
         for batch in _conformed(target, batches, problems):
@@ -200,6 +198,9 @@ def stage_batches(
         held.add(*own.take())
     if held is None or held.is_full:
         storage.end(held or own)
+    for _ in records if in_task else ():
+        # Crash here, in a task: whole files that no record names.
+        failpoints.hit("task.file_written")
     if not problems and sum(record.rows for record in records) != writer.rows:
         raise Corrupt("the staged files do not have the rows that were written", rows=writer.rows, folder=target.folder)
     return Staged(tuple(records), problems.all(), writer.rows)

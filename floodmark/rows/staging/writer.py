@@ -172,7 +172,6 @@ class DataWriter:
         options: FileOptions,
         columns: tuple[Leaf, ...],
         next_location: Callable[[], str],
-        on_file: Callable[[], None] = lambda: None,
     ) -> None:
         self._storage = storage
         self._shape = shape
@@ -180,7 +179,6 @@ class DataWriter:
         self._options = options
         self._columns = columns
         self._next_location = next_location
-        self._on_file = on_file
         self._waiting: dict[PartitionKey, _Waiting] = {}
         self._total_bytes = 0
         self.records: list[FileRecord] = []
@@ -241,6 +239,5 @@ class DataWriter:
         if waiting.file is not None:
             self.records.append(waiting.file.close(key))
             waiting.file = None
-            self._on_file()
         if not waiting.batches:
             del self._waiting[key]

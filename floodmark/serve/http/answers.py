@@ -1,9 +1,9 @@
 """Errors as answers: the status says what the sender should do, the body says what failed, in our words. Pure.
 
-400, 413, 422: refused for good, as it is. 404: no such table. 409: not now, or not in this order. 412: another lake,
-table, key or unit is meant. 429: too much at once, send it again later. 503: no error in the request is known, send it
-again. After any of them nothing of the request is stored, except after a 503 of kind CommitUnknown, where that is not
-known yet. Sent again with the same identity, it is stored once.
+400, 413, 422: refused for good, as it is. 404: no such table or row. 409: not now, or not in this order. 410: the
+version has expired. 412: another lake, table, key or unit is meant. 429: too much at once, send it again later. 503: no
+error in the request is known, send it again. After any of them nothing of the request is stored, except after a 503 of
+kind CommitUnknown, where that is not known yet. Sent again with the same identity, it is stored once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from floodmark.catalog.senders import OtherUnit
 from floodmark.errors import (
+    BelowRetention,
     Busy,
     CommitUnknown,
     Conflict,
@@ -50,6 +51,7 @@ _STATUSES: tuple[tuple[type[FloodmarkError] | tuple[type[FloodmarkError], ...], 
     (UnknownEncoding, 415),
     (Invalid, 422),
     (NotFound, 404),
+    (BelowRetention, 410),
     ((Stranger, OtherKey, OtherUnit), 412),
     (Conflict, 409),
     (Busy, 429),

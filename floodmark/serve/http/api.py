@@ -139,7 +139,7 @@ def _state(app: FastAPI, service: Service) -> None:
     ask = partial(_ask, service)
 
     def details(table: str) -> TableDetails:
-        return table_details(catalog, catalog.history.head(_known_form(table)), keeping)
+        return table_details(service.lake.engine, catalog.history.head(known_form(table)), keeping)
 
     @app.get("/api/overview", response_model=Overview, responses=_READ)
     async def get_overview(request: Request) -> Response:
@@ -186,7 +186,7 @@ def _past(app: FastAPI, service: Service) -> None:
     lake, ask = service.lake, partial(_ask, service)
 
     def commits_of(table: str | None, limit: int, before: int | None) -> CommitList:
-        known = None if table is None else _known_form(table)
+        known = None if table is None else known_form(table)
         return CommitList(tuple(lake.history(limit=limit, table=known, before=before)))
 
     @app.get("/api/commits", response_model=CommitList, responses=_READ_ONE)
@@ -251,7 +251,7 @@ def _acknowledge(lake: Lake, job: str) -> dict[str, Json]:
     return {"outcome": ack_outcome(before, after), **as_json(after)}
 
 
-def _known_form(table: str) -> str:
+def known_form(table: str) -> str:
     """A text that cannot be a name is not looked up: no database has to parse it."""
     if not TABLE_NAME.fullmatch(table):
         raise NotFound("there is no such table", table=repr(table)[:80])

@@ -235,6 +235,12 @@ def _tables(tables: Sequence[TableLine]) -> Iterator[Metric]:
     yield family.gauge(
         "floodmark_table_small_files", "Small data files that a compaction would merge.", lambda one: one.small_files
     )
+    segments = "Segments of a table's indexes that are in use."
+    yield family.gauge("floodmark_table_index_segments", segments, lambda one: one.indexes.segments)
+    broken = "Segments of a table's indexes that are damaged: lookups scan what they covered."
+    yield family.gauge("floodmark_table_index_broken_segments", broken, lambda one: one.indexes.broken)
+    size = "Bytes of a table's index segments."
+    yield family.gauge("floodmark_table_index_bytes", size, lambda one: one.indexes.bytes)
 
 
 def _sinks(sinks: Sequence[SinkLine]) -> Iterator[Metric]:

@@ -15,6 +15,7 @@ WHY = {
     405: "The method is not allowed for this address.",
     408: "Timeout while reading the body.",
     409: "Not possible now, or not in this order.",
+    410: "The version has expired: read a newer one.",
     412: "The sender expects another lake, table, key or unit.",
     413: "The body is too large, as sent or decompressed.",
     415: "Unknown Content-Encoding.",

@@ -172,7 +172,7 @@ def _table_page(service: Service, table: str, place: Mapping[str, str]) -> str:
     if not TABLE_NAME.fullmatch(table):
         raise NotFound("there is no such table")
     catalog = lake.catalog
-    about = table_details(catalog, catalog.history.head(table), service.keeping)
+    about = table_details(lake.engine, catalog.history.head(table), service.keeping)
     contents = catalog.at_head(table, lambda head: table_contents(catalog, head, LINES_MAX))
     # Each commit with what it did to this table.
     commits = [
