@@ -157,7 +157,7 @@ def index(
     """Cover files that no segment of an index covers, fold small segments, retire those that are not needed."""
     with _maintenance(context, dry_run) as maintenance, maintenance_progress(context.obj.output) as progress:
         done = maintenance.index(table, verify=verify, dry_run=dry_run, progress=progress)
-    _end(context, done, [sentence(record) for record in done.records])
+    _end(context, done, [sentence(record) for record in done.records] or ["nothing to do: no table has an index"])
 
 
 @app.command()

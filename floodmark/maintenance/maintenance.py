@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from floodmark import clock, log
 from floodmark.catalog.history import drifted_tables
+from floodmark.catalog.indexes import KEY, IndexRow
 from floodmark.catalog.maintenance_state import Maintenance, Policy
 from floodmark.commit.intent import Intent
 from floodmark.engine import Engine
-from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid
+from floodmark.errors import Conflict, Corrupt, FloodmarkError, Invalid, NotFound
 from floodmark.failpoints import hit
 from floodmark.json_form import Json
 from floodmark.maintenance.record import COMPACT, EXPIRE, INDEX, RETAIN, SWEEP, SWEEP_DEEP, MaintenanceRun, VerbRun
@@ -120,11 +121,10 @@ class LakeMaintenance:
     ) -> MaintenanceRun:
         """Make segments for files that the tables' indexes do not cover, fold small ones, retire what is not needed.
 
-        Of every table that some branch has. It makes no version. `verify`: compare every segment with the rows of its
-        files first, and make those again that differ.
+        Of every table with an index that some branch has. It makes no version. `verify`: compare every segment with the
+        rows of its files first, and make those again that differ.
         """
-        found = {head.table_id: head for head in reversed(self._catalog.history.all_heads())}
-        heads = sorted(found.values(), key=lambda head: head.table) if table is None else self._heads(table)
+        heads = self._indexed() if table is None else self._heads(table)
         report = for_maintenance(progress)
         done = self._each(INDEX, heads, dry_run, lambda run: self._index(run, verify, dry_run, report))
         if table is not None or not self._catalog.indexes.gone():
@@ -305,6 +305,27 @@ class LakeMaintenance:
             maintain_index(self._engine, self._intent(INDEX, f"index {head.table}"), head.table_id, done, report)
         finally:
             run.outcome, run.detail = done.outcome, done.as_dict()
+
+    def _indexed(self) -> list[Head]:
+        """A head of every table that has an index, or a key whose index does not exist yet; main's if it has one."""
+        found = {head.table_id: head for head in reversed(self._catalog.history.all_heads())}
+        indexes = self._catalog.indexes.of_tables(found)
+        heads = sorted(found.values(), key=lambda head: head.table)
+        return [
+            head
+            for head in heads
+            if any(one.is_live for one in indexes.get(head.table_id, ()))
+            or self._lacks_key_index(head, indexes.get(head.table_id, ()))
+        ]
+
+    def _lacks_key_index(self, head: Head, indexes: Sequence[IndexRow]) -> bool:
+        from floodmark.commit.metadata import schema_of
+
+        try:
+            key = frozenset(schema_of(self._catalog.files.metadata(head.metadata_location), head).identifier_field_ids)
+        except (Corrupt, NotFound, FileNotFoundError):
+            return True  # the run of the table reports what is wrong with it
+        return bool(key) and not any(one.kind == KEY and frozenset(one.field_ids) == key for one in indexes)
 
     def _remove_indexes(self, run: VerbRun, dry_run: bool) -> None:
         """Remove indexes of tables that do not exist any more."""

@@ -223,7 +223,7 @@ def test_nothing_is_kept_healthy_while_an_operation_cannot_be_understood(made: P
     done = answer(made, "maintain", "--files", "4", "--keep", "0s", "--grace", "0s", code=5)
     assert done["outcome"] == "refused"
     assert {(one["outcome"], one["error"], one["table"]) for one in done["records"]} == {("refused", "Corrupt", None)}
-    assert {one["verb"] for one in done["records"]} == {"retain", "compact", "expire", "sweep"}
+    assert {one["verb"] for one in done["records"]} == {"retain", "compact", "index", "expire", "sweep"}
     assert maintain(made, "sweep", code=5).lines[0].startswith("refused: Corrupt: ")
     assert everything(made)[1] == files
 
@@ -418,24 +418,31 @@ def test_maintenance_alone_does_everything_in_order_and_says_how_it_ended(made: 
         "compact events: 6 small files",
         "expire: 9 versions older than 0s",
     ]
-    assert status["last_maintenance"] == {"retain": None, "compact": None, "expire": None, "sweep": None}
+    assert status["last_maintenance"] == dict.fromkeys(("retain", "compact", "index", "expire", "sweep"))
     planned = maintain(made, "--dry-run")
     assert planned.lines[-1].startswith("planned: ")
 
     done = maintain(made)
     assert [line.split()[0] for line in done.lines] == [
-        *("retain", "compact", "compact", "expire", "sweep", "sweep"),
+        *("retain", "compact", "compact", "index", "expire", "sweep", "sweep"),
         "compacted:",
     ]
     assert done.lines[0] == "retain   events: nothing to do: no row is due (policy 1000 rows)"
-    assert done.lines[3] == "expire   expired 10 versions (1 to 10)"
-    assert done.lines[-1] == "compacted: 3 nothing to do, 1 compacted, 1 expired, 1 swept"
+    assert done.lines[3] == "index    events: retired 7 segments"
+    assert done.lines[4] == "expire   expired 10 versions (1 to 10)"
+    assert done.lines[-1] == "compacted: 3 nothing to do, 1 compacted, 1 indexed, 1 expired, 1 swept"
     assert (done.stderr, rows(made)) == ("", before)
 
     status = answer(made, "status")
     assert (status["small_files"], status["files"], status["versions"], status["due"]) == (2, 2, 1, [])
     outcomes = {verb: run["outcome"] for verb, run in status["last_maintenance"].items()}
-    assert outcomes == {"retain": "nothing_to_do", "compact": "nothing_to_do", "expire": "expired", "sweep": "swept"}
+    assert outcomes == {
+        "retain": "nothing_to_do",
+        "compact": "nothing_to_do",
+        "index": "indexed",
+        "expire": "expired",
+        "sweep": "swept",
+    }
     assert set(status["last_maintenance"]["sweep"]) == {"at", "outcome", "table", "failed"}
     again = answer(made, "maintain")
     assert (again["outcome"], {one["outcome"] for one in again["records"]}) == ("nothing_to_do", {"nothing_to_do"})
@@ -445,6 +452,7 @@ def test_one_table_alone_leaves_the_others_as_they_are(made: Path) -> None:
     done = answer(made, "maintain", "--table", "events", "--files", "4", "--keep", "0s", "--grace", "0s")
     assert [(one["verb"], one["table"], one["outcome"]) for one in done["records"]] == [
         ("compact", "events", "compacted"),
+        ("index", "events", "indexed"),
         ("expire", None, "expired"),
         ("sweep", "events", "swept"),
     ]

@@ -8,12 +8,11 @@ import pyarrow as pa
 import pytest
 
 import floodmark as fm
-from floodmark.catalog.indexes import VALUE, SegmentRow
+from floodmark.catalog.indexes import SegmentRow
 from floodmark.failpoints import FAILPOINTS
 from floodmark.index.keys import key_index
-from floodmark.index.writing import is_wide_on
 from floodmark.maintenance import folds
-from floodmark.rows.index.hashing import ENCODER, hash_values
+from floodmark.rows.index.hashing import hash_values
 from floodmark.testing.children import preload, run_child, run_killed
 from floodmark.testing.faults import FaultyStorage
 from floodmark.testing.invariants import check_lake
@@ -45,11 +44,7 @@ def prepare(place: Place) -> None:
 
 
 def index_names(lake: fm.Lake, table: str = "people") -> None:
-    head = lake.catalog.history.head(table)
-    schema = lake.catalog.files.metadata(head.metadata_location).schema()
-    name = schema.find_field("name")
-    lake.catalog.indexes.create(head.table_id, VALUE, (name.field_id,), is_wide_on([name]), ENCODER.number)
-    lake.maintain._engine.segments.forget(head.table_id)
+    lake.indexes.create(table, on="name")
 
 
 def prepare_many(place: Place) -> None:
@@ -214,9 +209,14 @@ def test_recovery_of_a_fold_that_is_killed_too_is_ended_by_the_next(place: Place
     check(place, SEGMENTS + 1, [*range(SEGMENTS)], ["rolled_back" if back else "rolled_forward"])
 
 
+def drop_indexes(lake: fm.Lake) -> None:
+    for index in lake.catalog.indexes.all():
+        lake.catalog.indexes.drop(index.table_id, index.wanted)
+
+
 def drop_index(place: Place) -> None:
     with place.open(recover=False) as lake:
-        lake.catalog.indexes.drop(lake.catalog.indexes.all()[0])
+        drop_indexes(lake)
 
 
 def test_a_sealed_fold_whose_index_was_dropped_meanwhile_is_rolled_back(place: Place) -> None:

@@ -268,11 +268,10 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         "load.set_aside",  # tests/crash/test_load_aside_kills.py
         *HEAL_POINTS,
         *(name for name, kind in FAILPOINTS.items() if kind == "turn"),  # tests/crash/test_group_kills.py
-        # tests/crash/test_index_kills.py
+        # tests/crash/test_index_kills.py, test_index_maintain_kills.py
         *(name for name, kind in FAILPOINTS.items() if kind == "index"),
         "abandon.fenced",
         "abandon.files_deleted",
-        *(name for name, kind in FAILPOINTS.items() if kind == "index"),  # tests/crash/test_index_kills.py
         "expire.marked",
         "give_up.marked",  # tests/crash/test_give_up_kills.py
         "backup.copied",
@@ -280,7 +279,6 @@ def test_every_failpoint_is_killed_somewhere_in_this_suite() -> None:
         *(name for name in FAILPOINTS if name.startswith(("init.", "restore."))),
         "migrate.locked",  # tests/contract/test_catalog_lifecycle.py
         "migrate.migrated",
-        *(name for name, kind in FAILPOINTS.items() if kind == "index"),  # tests/crash/test_index_kills.py
         "task.file_written",  # tests/spark
     }
     assert covered == set(FAILPOINTS)

@@ -17,7 +17,7 @@ from floodmark.maintenance import folds
 from floodmark.testing.explorer import ExploredRun, explore
 from floodmark.testing.invariants import check_lake
 from tests.conftest import EVENTS, Place, ids, rows
-from tests.crash.test_index_kills import found_by_key, in_use, segments
+from tests.crash.test_index_maintain_kills import drop_indexes, found_by_key, in_use, segments
 
 pytestmark = pytest.mark.mostly_sqlite
 
@@ -31,13 +31,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three segments are due for a fold."""
     monkeypatch.setattr(folds, "SEGMENTS_MAX", 2)
     monkeypatch.setattr(folds, "TIER", 2)
-
-
-def drop_index(lake: fm.Lake) -> str:
-    for index in lake.catalog.indexes.all():
-        if index.is_live:
-            lake.catalog.indexes.drop(index)
-    return "indexed"
 
 
 class World:
@@ -103,7 +96,8 @@ class World:
         return "indexed"
 
     def drop(self) -> str:
-        return drop_index(self._lakes["drop"])
+        drop_indexes(self._lakes["drop"])
+        return "indexed"
 
     def heal(self) -> str:
         self._lakes["heal"].recover()
