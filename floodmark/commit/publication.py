@@ -7,7 +7,8 @@
     publish    build, then one SQL transaction (publisher.py); a lost race builds again, unless the plan does not fit
     clean      files of lost attempts are deleted
 
-Segments of indexes that come alone make no version and move no head (decision 0047): no reader sees a change.
+Segments of indexes alone are published in the same way, but make no version and move no head (decision 0047).
+
 A plan that does not fit the heads any more plans again from its staged files, or stages again in an operation of its
 own (`stages_again`). After lost plans it takes the tables' turn. Nothing is visible before the publish (I3), all of it
 is visible after (I2). An error at any step undoes the operation before the caller gets it, so a retry cannot meet a
