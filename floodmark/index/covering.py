@@ -178,9 +178,7 @@ class Coverings:
                 opened.update(one.location for one in covering.sections)
                 return work(covering)
             except (Corrupt, NotFound, FileNotFoundError) as error:
-                # An object store reports at a read what a local file keeps from one that has it open: that it is gone.
-                facts = getattr(error, "facts", {})
-                location = str(facts.get("file") or facts.get("location", ""))
+                location = _damaged_file(error)
                 if location not in opened:
                     raise
                 index = self._give_up(index, location, error)
@@ -208,7 +206,7 @@ class Coverings:
 
     def mark_damaged(self, index: IndexRow, locations: Container[str], error: Exception) -> bool:
         """Do without the segment that an error names; False if it names none of these."""
-        location = str(getattr(error, "facts", {}).get("file", ""))
+        location = _damaged_file(error)
         if location not in locations:
             return False
         self._give_up(index, location, error)
@@ -263,6 +261,12 @@ class Coverings:
             self._states.clear()
             self._rows.clear()
         return next((one for one in indexes.of_table(index.table_id) if one.id == index.id), index)
+
+
+def _damaged_file(error: Exception) -> str:
+    """The file that an error is about. An object store reports at a read, by `location`, that an open one is gone."""
+    facts = getattr(error, "facts", {})
+    return str(facts.get("file") or facts.get("location", ""))
 
 
 def cover(sections: Iterable[Section], paths: Mapping[str, int]) -> Covering:
