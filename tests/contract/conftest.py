@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 import pytest
 
 from floodmark.clock import new_id
+from floodmark.index import covering, writing
+from floodmark.rows.index import hashing
 from floodmark.storage import Storage, root_location
 from floodmark.testing.s3 import S3Process, S3Server, gateway, s3_environment, s3_process, s3_stand_in
 
@@ -73,3 +77,39 @@ def options(store: tuple[dict[str, str], str]) -> dict[str, str]:
 @pytest.fixture
 def root(store: tuple[dict[str, str], str]) -> str:
     return store[1]
+
+
+# ── suites of keyed writes, which give the same results whatever an index covers (I11) ──
+
+KEYED = (
+    *("test_branch_merge", "test_catalog_keyed", "test_delete_keys", "test_keyed_types", "test_partial_merge"),
+    *("test_references_writes", "test_update"),
+)
+# What the index of the key says: all, nothing, something of half of the files, and hashes that many keys share.
+INDEXED, UNCOVERED, HALF, COLLIDING = "indexed", "uncovered", "half", "colliding"
+NARROW = hashing.Encoder(number=1004, bits=4)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] in KEYED:
+        metafunc.fixturenames.insert(0, "index_mode")
+        others = [pytest.param(mode, marks=pytest.mark.sampled(3)) for mode in (UNCOVERED, HALF, COLLIDING)]
+        metafunc.parametrize("index_mode", [INDEXED, *others], indirect=True)
+
+
+@pytest.fixture
+def index_mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """How new files are covered, in this process; killed ones cover all."""
+    real = writing.write_segments
+
+    def some(storage: Any, sessions: Any, folder: str, schema: Any, indexes: Any, files: Any, **named: Any) -> Any:
+        chosen = [file for file in files if request.param == HALF and crc32(file.path.encode()) % 2]
+        return real(storage, sessions, folder, schema, indexes, chosen, **named)
+
+    if request.param in (UNCOVERED, HALF):
+        monkeypatch.setattr(writing, "write_segments", some)
+    if request.param == COLLIDING:
+        monkeypatch.setitem(hashing.ENCODERS, NARROW.number, NARROW)
+        monkeypatch.setattr(writing, "ENCODER", NARROW)
+    yield
+    covering.form_of.cache_clear()

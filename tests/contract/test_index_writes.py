@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.indexes import IndexRow, SegmentRow
+from floodmark.catalog.indexes import IndexRow, SegmentRow, WantedIndex
 from floodmark.index import covering
 from floodmark.index.keys import files_holding_keys
 from floodmark.rows.index import hashing
@@ -332,10 +332,11 @@ def test_an_index_that_is_dropped_or_made_anew_beside_a_writer_changes_no_result
     with filled.open() as lake, filled.open(actor="other") as other:
         write_all_kinds(lake)
         old = index_of(other)
-        other.catalog.indexes.drop(old)
+        other.indexes.drop("people", on="id")
         lake.append("people", people(100_000, 100_001))
         assert all(row.retired_ms is not None for row in segments(lake)), "the index was dropped before this commit"
-        made = other.catalog.indexes.create(old.table_id, old.kind, old.field_ids, old.wide, old.encoder)
+        other.indexes.create("people", on="id", kind="key")
+        made = index_of(other)
         assert made.secret != old.secret
         lake.append("people", people(100_001, 100_002))
         with pytest.raises(fm.Invalid):
@@ -349,7 +350,7 @@ def test_an_index_that_is_dropped_or_made_anew_beside_a_writer_changes_no_result
 
 def test_an_index_that_is_dropped_between_plan_and_publish_does_not_refuse_the_write(filled: Place) -> None:
     with filled.open() as lake, filled.open(actor="other") as other:
-        with at("append.sealed", lambda: other.catalog.indexes.drop(index_of(other))):
+        with at("append.sealed", lambda: other.indexes.drop("people", on="id")):
             assert lake.append("people", people(100_000, 100_001)).outcome == "committed"
         assert segments(lake)[-1].retired_ms is not None
         check_there(lake, people(100_000, 100_001))
@@ -380,7 +381,8 @@ def test_a_value_index_on_the_key_does_not_stand_for_the_index_of_the_key(place:
     with place.open(create=True) as lake:
         lake.create_table("people", "id string not null, name string", key=["id"])
         table_id = lake.catalog.history.head("people").table_id
-        lake.catalog.indexes.create(table_id, "value", [1], True, hashing.ENCODER.number)
+        # As a column has that becomes the key later.
+        lake.catalog.indexes.declare(table_id, WantedIndex("value", (1,), True, hashing.ENCODER.number))
         lake.append("people", people(0, 3))
         kinds = {row.id: row.kind for row in lake.catalog.indexes.of_table(table_id)}
         assert sorted(kinds.values()) == ["key", "value"]
@@ -427,3 +429,14 @@ def test_a_segment_that_changes_in_an_object_store_is_done_without(remote: fm.La
             remote.catalog.storage.put(row.location, b"" if damage == "empty" else whole[: len(whole) // 2])
     write_all_kinds(remote)
     assert sum(row.broken for row in segments(remote)) == 2
+
+
+def test_maintenance_that_reads_a_segment_which_goes_does_without_it(remote: fm.Lake) -> None:
+    coverings, index = remote.engine.coverings, index_of(remote)
+    first, *others = segments(remote)
+    sections = coverings.open_sections(index, [first, *others])
+    remote.catalog.storage.delete(first.location)
+    with pytest.raises(fm.NotFound) as gone:
+        list(sections[first.location].all())
+    assert coverings.mark_damaged(index, sections, gone.value)
+    assert [row.broken for row in segments(remote)] == [True] + [False] * len(others)

@@ -127,7 +127,8 @@ def test_a_write_that_dies_with_its_segments_is_undone_and_can_be_done_again(
         check_lake(lake.catalog)
         assert contents(lake) == contents(other)
         assert covered(lake) == covered(other)
-        assert all(files == found for files, found in covered(lake).values())
+        # An apply gives a table a key, whose index covers none of its rows yet.
+        assert name == "an apply" or all(files == found for files, found in covered(lake).values())
 
 
 @pytest.mark.mostly_sqlite
@@ -155,7 +156,7 @@ def test_a_sealed_batch_is_published_although_its_index_was_dropped(
     assert run_killed(test_keyed_kills.merge, place, "monday", failpoint="merge.sealed")
     with place.open(recover=False) as lake:
         (index,) = lake.catalog.indexes.of_table(lake.catalog.history.head("people").table_id)
-        lake.catalog.indexes.drop(index)
+        assert lake.indexes.drop("people", on="id").outcome != "nothing_to_do"
     test_keyed_kills.check(place, "merge", "rolled_forward")
     with place.open() as lake:
         rows = lake.catalog.indexes.segments(index.table_id)

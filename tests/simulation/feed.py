@@ -17,6 +17,7 @@ import pytest
 import floodmark as fm
 from floodmark.commit.expiry import deletions_floor
 from floodmark.maintenance.record import MaintenanceRun
+from floodmark.model import MAIN
 
 TABLE = "people"
 SCHEMA = "id long not null, value int, part string"
@@ -112,7 +113,10 @@ def perform(lake: fm.Lake, operation: Mapping[str, Any], batch: str | None = Non
 
 def roll_back(lake: fm.Lake, back: int, batch: str | None = None) -> fm.Commit:
     """Return to the state of so many versions of the table ago; the message says which rows it had."""
-    live = [one.version for one in lake.history(table=TABLE, limit=back + 1) if not is_expired(lake, one.version)]
+    history = lake.history(table=TABLE, branch=MAIN, limit=back + 1)
+    live = [one.version for one in history if not is_expired(lake, one.version)]
+    if not live:
+        raise fm.Conflict("a later version of other tables is all that is left")
     try:
         rows = [[key, *row[:2]] for key, row in read_rows(lake, live[-1]).items()]
         message = json.dumps({"verb": "rollback", "to": live[-1], "rows": rows})
@@ -222,7 +226,7 @@ def check_history(lake: fm.Lake, dice: random.Random, *, from_version: int = 0, 
     """
     rows, moved = dict(rows or {}), from_version
     for commit in sorted(lake.history(limit=100_000), key=lambda commit: commit.version):
-        if commit.version <= from_version or commit.kind == "create_table":
+        if commit.version <= from_version or commit.kind == "create_table" or commit.branch != MAIN:
             continue
         if commit.kind not in ("compact", "retain"):
             expected = json.loads(commit.message).get("if_version")

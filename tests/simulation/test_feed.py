@@ -5,6 +5,7 @@ A failing seed is printed; put it into SEEDS to keep it.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from floodmark import failpoints
 from floodmark.catalog.maintenance_state import Consumer
 from floodmark.commit.expiry import deletions_floor
 from floodmark.failpoints import FAILPOINTS
+from floodmark.index import covering
+from floodmark.storage import local_path
 from floodmark.testing.children import Child, run_killed
 from floodmark.testing.database_faults import DatabaseFaults
 from floodmark.testing.explorer import NOT_A_STOP
@@ -31,7 +34,7 @@ STEPS = 500
 CHECK_EVERY = 50
 # What may refuse a random operation: a key that is there, and races lost too often.
 REFUSED = (fm.Invalid, fm.Conflict)
-UPKEEP = ("compact", "expire", "sweep", "maintain")
+UPKEEP = ("compact", "index", "expire", "sweep", "maintain")
 
 
 def run_feed(place: Place, seed: int, steps: int) -> int:
@@ -202,7 +205,7 @@ class Troubled:
 
     def step(self) -> None:
         verbs = ["write", "write", "kill", "kill", "storage", "database", "again", "maintain", "maintain_badly"]
-        getattr(self, self.dice.choice(verbs))()
+        getattr(self, self.dice.choice([*verbs, "damage", "damage", "change_index", "branch"]))()
 
     def next(self) -> tuple[dict[str, object], str | None]:
         operation = feed.random_operation(self.dice)
@@ -225,7 +228,8 @@ class Troubled:
     def again(self) -> None:
         if self.batches:
             batch, operation = self.dice.choice(sorted(self.batches.items()))
-            with self.place.open() as lake:
+            # A rollback may find no version to return to, before it is recognized.
+            with self.place.open() as lake, suppress(fm.Conflict):
                 assert feed.perform(lake, operation, batch).outcome == "already_committed"
 
     def kill(self) -> None:
@@ -287,6 +291,50 @@ class Troubled:
                 faults.remove()
         self.maintained()
 
+    def damage(self) -> None:
+        """A segment goes, ends early, has another byte, or is another one; no process has it open."""
+        with self.place.open() as lake:
+            rows = lake.catalog.indexes.segments(self.table_id(lake))
+            found = [row.location for row in rows if not row.broken and row.retired_ms is None]
+        paths = [path for path in map(local_path, found) if path is not None and os.path.exists(path)]
+        if not paths:
+            return
+        path, other = self.dice.choice(paths), self.dice.choice(paths)
+        with open(path, "rb") as file, open(other, "rb") as another:
+            data, instead = bytearray(file.read()), another.read()
+        how = self.dice.choice(["gone", "cut", "flipped", "another"])
+        if how == "gone":
+            os.unlink(path)
+        else:
+            data[self.dice.randrange(len(data))] ^= 1 << self.dice.randrange(8)
+            new = {"cut": data[: self.dice.randrange(len(data))], "flipped": data, "another": instead}[how]
+            with open(path, "wb") as file:
+                file.write(new)
+        covering._OPEN.forget(found[paths.index(path)])
+
+    def change_index(self) -> None:
+        """The key's index is dropped, or made again."""
+        with self.place.open() as lake:
+            if any(index.is_live for index in lake.catalog.indexes.of_table(self.table_id(lake))):
+                lake.indexes.drop(feed.TABLE, on="id", kind="key")
+            else:
+                lake.indexes.create(feed.TABLE, on="id", kind="key")
+
+    def table_id(self, lake: fm.Lake) -> str:
+        return lake.catalog.history.head(feed.TABLE).table_id
+
+    def branch(self) -> None:
+        """Rows are merged into a branch, and from there into main: as if they had been merged into main."""
+        rows = feed.random_rows(self.dice)
+        with self.place.open() as lake:
+            lake.branches.create("aside")
+            lake.merge(feed.TABLE, feed.as_dicts(rows), branch="aside")
+            if self.dice.random() < 0.5:
+                lake.maintain.index(feed.TABLE)
+            lake.branches.merge("aside", message=json.dumps({"verb": "merge", "rows": rows}))
+            lake.branches.delete("aside")
+            self.version = lake.status()["version"]
+
     def maintained(self) -> None:
         """All that maintenance may have added is versions with the same rows."""
         with self.place.open() as lake:
@@ -299,6 +347,8 @@ class Troubled:
         with self.place.open() as lake:
             # What a sweep that was stopped has left is ended by the next one.
             assert lake.maintain.sweep(grace="0s").outcome in ("swept", "nothing_to_do")
+            # Damage that no write has met is found, and mended.
+            assert lake.maintain.index(feed.TABLE, verify=True).outcome in ("indexed", "nothing_to_do")
             check_lake(lake.catalog)
             self.rows = feed.check_history(lake, self.dice, from_version=self.checked, rows=self.rows)
             self.checked = self.version

@@ -227,9 +227,14 @@ class Model:
                 *("update", "update", "rename", "expected"),
             ]
         )
-        before = self.head
+        # Before it: versions that a check has made meanwhile, by ending a backfill.
+        self.note_names()
         getattr(self, f"step_{kind}")()
-        self.names_at.update(dict.fromkeys(range(before + 1, self.head + 1), self.names))
+        self.note_names()
+
+    def note_names(self) -> None:
+        for version in self.versions:
+            self.names_at.setdefault(version, self.names)
 
     def content(self) -> tuple[Content, str | None, tuple[str, str] | None]:
         tables = sorted(self.versions[self.head])
