@@ -38,6 +38,11 @@ LAKES_LAST = 12
 CLEAR_EVERY = 4
 SWEPT = {"swept", "nothing_to_do"}
 COMPACTED = {"compacted", "partial", "conflict", "nothing_to_do", "below_threshold"}
+EXPECTED = {
+    "compact": COMPACTED,
+    "index": {"indexed", "partial", "conflict", "nothing_to_do"},
+    "expire": {"expired", "nothing_to_do"},
+}
 REFUSED = (fm.Invalid, fm.Conflict)
 
 
@@ -182,7 +187,7 @@ class World:
             assert fenced or name in expired, f"{name}: {error!r}"
         elif isinstance(result, MaintenanceRun):
             for record in result.records:
-                expected = {"compact": COMPACTED, "expire": {"expired", "nothing_to_do"}}.get(record.verb, SWEPT)
+                expected = EXPECTED.get(record.verb, SWEPT)
                 taken_over = fenced and record.detail.get("error") == "Fenced"
                 assert record.outcome in expected or taken_over, f"{name}: {record.as_dict()}"
 
