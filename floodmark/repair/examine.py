@@ -88,9 +88,7 @@ def examine_lake(catalog: Catalog, *, deep: bool = False) -> list[Check]:
 def _examine_indexes(catalog: Catalog, *, deep: bool) -> list[Check]:
     """The segments of all indexes; nothing for a lake without any."""
     indexes = {index.id: index for index in catalog.indexes.all()}
-    rows = [
-        row for table_id in {one.table_id for one in indexes.values()} for row in catalog.indexes.segments(table_id)
-    ]
+    rows = [row for table_id in catalog.indexes.tables() for row in catalog.indexes.segments(table_id)]
     if not rows:
         return []
     # Imported late: a lake without indexes is examined without Arrow.
