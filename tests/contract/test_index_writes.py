@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from floodmark.storage import Storage, local_path
 from floodmark.testing.invariants import check_lake
 from floodmark.testing.s3 import S3Server
 from tests.conftest import Place, at
+from tests.publishing import Behind, in_this_thread
 
 # So many rows that a segment is not read whole: its file stays open, and its blocks are read when they are asked for.
 MANY = 5_000
@@ -401,6 +403,23 @@ def test_rows_of_this_process_are_indexed_by_it_however_many_they_are(
         lake.create_table("people", "id string not null, name string", key=["id"])
         lake.append("people", people(0, 100))
         assert covered(lake) == 1
+
+
+def test_appends_that_are_published_together_bring_each_its_own_segments(place: Place) -> None:
+    with place.open(create=True) as lake, place.open() as one, place.open() as other:
+        lake.create_table("people", "id string not null, name string")
+        lake.indexes.create("people", on="name")
+        behind = Behind(
+            lake, [partial(one.append, "people", people(1, 2)), partial(other.append, "people", people(2, 3))]
+        )
+        with in_this_thread("append.sealed", behind.begin):
+            first = lake.append("people", people(0, 1))
+        commits = [first, *behind.wait()]
+        assert {row.operation for row in segments(lake)} == {commit.operation for commit in commits}
+        assert covered(lake) == len(commits)
+        lake.maintain.sweep(grace="0s", deep=True)
+        assert covered(lake) == len(commits)
+        check_lake(lake.catalog)
 
 
 # ── stores where a read is a request ──
