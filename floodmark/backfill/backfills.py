@@ -213,11 +213,14 @@ class LakeBackfills:
 
         check_range(self._context, self._of_kind(name, HISTORY), first, last, table)
 
-    def coverage(self, name: str) -> Coverage:
-        """What a history has and lacks, per table: loaded ranges, gaps, and pruned ranges."""
+    def coverage(self, name: str, *, index: bool = False) -> Coverage:
+        """What a history has and lacks, per table: loaded ranges, gaps, and pruned ranges.
+
+        `index`: also the loaded ranges that the table's indexes cover.
+        """
         from floodmark.backfill.chunks.coverage import coverage
 
-        return coverage(self._context, self._of_kind(name, HISTORY))
+        return coverage(self._context, self._of_kind(name, HISTORY), index=index)
 
     # ── a column ──
 

@@ -37,6 +37,7 @@ class ChunkState:
     rows: int
     version: int
     done_ms: int
+    operation: str
 
 
 class Chunks:
@@ -49,7 +50,16 @@ class Chunks:
         query = select(row).where(_of_job(job, within)).order_by(row.c.chunk, row.c.table_name)
         with self._database.read() as tx:
             return [
-                ChunkState(one.chunk, one.table_name, one.table_id, one.state, one.rows_total, one.version, one.done_ms)
+                ChunkState(
+                    one.chunk,
+                    one.table_name,
+                    one.table_id,
+                    one.state,
+                    one.rows_total,
+                    one.version,
+                    one.done_ms,
+                    one.operation,
+                )
                 for one in tx.execute(query)
             ]
 

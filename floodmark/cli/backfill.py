@@ -310,6 +310,9 @@ def coverage_lines(coverage: Mapping[str, Any]) -> list[str]:
         parts = [f"{count_of(one['chunks'], 'chunk')}, {count_of(one['rows'], 'row')}"]
         for word in ("loaded", "gaps", "pruned"):
             parts += [f"{word} {_ranges(one[word])}"] if one[word] else []
+        if "indexed" in one:
+            covered = one["indexed"]
+            parts.append("no index" if covered is None else f"indexed {_ranges(covered) if covered else 'nothing'}")
         lines.append(f"{table}: {'; '.join(parts)}")
     return lines + ([f"floor {coverage['floor']}"] if coverage["floor"] is not None else [])
 
@@ -590,6 +593,7 @@ def coverage(
     first: Annotated[str | None, typer.Option(help="With --last: check only this range.")] = None,
     last: Annotated[str | None, typer.Option(help="With --first: end of the range, exclusive.")] = None,
     table: Annotated[str | None, typer.Option(help="With a range: only this table.")] = None,
+    index: Annotated[bool, typer.Option("--index", help="Also show which loaded parts the indexes cover.")] = False,
 ) -> None:
     """Show which parts of a history are loaded. Fails with Incomplete or BelowRetention if a part is missing."""
     if (first is None) != (last is None) or (table is not None and first is None):
@@ -598,7 +602,7 @@ def coverage(
     with context.obj.open() as lake:
         if first is not None:
             lake.backfill.check_range(name, first, last, table=table)
-        found = lake.backfill.coverage(name)
+        found = lake.backfill.coverage(name, index=index)
     complete = first is not None or is_complete(found)
     asked = {"range": [first, last]} if first is not None else {}
     lines = coverage_lines(found) if first is None else [f"complete: {first}..{last}"]

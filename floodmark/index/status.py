@@ -65,6 +65,26 @@ def index_status(catalog: Catalog, coverings: Coverings, head: Head) -> list[Ind
     return [_status(coverings, one, files) for one in indexes]
 
 
+def uncovered_files(catalog: Catalog, coverings: Coverings, head: Head) -> tuple[list[LiveFile], list[LiveFile]] | None:
+    """The data files of a state, and those that some index in use does not cover; None: no index is in use."""
+    used = [one for one in table_indexes(catalog, head) if one.row is not None and one.line.state == LIVE]
+    if not used:
+        return None
+    schema = schema_of(catalog.files.metadata(head.metadata_location), head)
+    files = live_files(catalog.files, head, schema) if head.manifest_list else []
+    left: set[str] = set()
+    for one in used:
+        left |= {file.path for file in _uncovered(coverings, one, files)}
+    return files, [file for file in files if file.path in left]
+
+
+def _uncovered(coverings: Coverings, index: TableIndex, files: Sequence[LiveFile]) -> list[LiveFile]:
+    if index.row is None or index.line.state != LIVE or not files:
+        return list(files)
+    left = coverings.use(index.row, [file.path for file in files], lambda covering: covering.uncovered)
+    return [files[place] for place in left]
+
+
 def _table_index(
     head: Head, metadata: TableMetadata, schema: Schema, row: IndexRow, segments: Sequence[SegmentRow]
 ) -> TableIndex:
@@ -100,10 +120,7 @@ def _names(metadata: TableMetadata, schema: Schema, field_ids: Sequence[int]) ->
 
 
 def _status(coverings: Coverings, index: TableIndex, files: Sequence[LiveFile]) -> IndexStatus:
-    uncovered = list(files)
-    if index.row is not None and index.line.state == LIVE and files:
-        left = coverings.use(index.row, [file.path for file in files], lambda covering: covering.uncovered)
-        uncovered = [files[place] for place in left]
+    uncovered = _uncovered(coverings, index, files)
     rows = sum(file.rows for file in files)
     return IndexStatus(
         **asdict(index.line),

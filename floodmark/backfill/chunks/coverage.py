@@ -8,9 +8,10 @@ record, from the highest loaded chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from floodmark.backfill.chunks.done_chunks import joined
 from floodmark.backfill.chunks.frontier import Reached, clock_of, frontier_of
@@ -21,6 +22,7 @@ from floodmark.catalog.chunks import DONE, PRUNED, ChunkState
 from floodmark.catalog.jobs import Job
 from floodmark.commit.metadata import schema_of
 from floodmark.errors import BelowRetention, Conflict, Incomplete, Invalid
+from floodmark.index.status import uncovered_files
 from floodmark.jobs.run import JobContext
 from floodmark.maintenance.policy import read_rule
 
@@ -31,13 +33,16 @@ LOOKS_MAX = 5
 
 
 class TableCoverage(TypedDict):
-    """The ranges of one table, each as its two ends."""
+    """The ranges of one table, each as its two ends. `indexed`, if asked for: the loaded ones whose rows all of the
+    table's indexes cover; None: it has no index.
+    """
 
     chunks: int
     rows: int
     loaded: list[list[str]]
     gaps: list[list[str]]
     pruned: list[list[str]]
+    indexed: NotRequired[list[list[str]] | None]
 
 
 class Coverage(TypedDict):
@@ -51,8 +56,11 @@ class Coverage(TypedDict):
     tables: dict[str, TableCoverage]
 
 
-def coverage(context: JobContext, job: Job) -> Coverage:
-    """The ranges that are loaded, missing and pruned, per table, above the floor and up to the newest chunk."""
+def coverage(context: JobContext, job: Job, *, index: bool = False) -> Coverage:
+    """The ranges that are loaded, missing and pruned, per table, above the floor and up to the newest chunk.
+
+    `index`: also those that indexes cover.
+    """
     known = _Known.of(context, job)
     geometry = known.geometry
     wanted = known.wanted
@@ -69,6 +77,9 @@ def coverage(context: JobContext, job: Job) -> Coverage:
             "gaps": [list(range_text(start, end)) for start, end in missing],
             "pruned": _ranges(geometry, pruned),
         }
+        if index:
+            found = _indexed(context, table, [state for state in known.states(table) if state.state == DONE])
+            tables[table]["indexed"] = None if found is None else _ranges(geometry, found)
     return {
         "job": job.name,
         "first": value_text(geometry.shown(geometry.first)),
@@ -77,6 +88,37 @@ def coverage(context: JobContext, job: Job) -> Coverage:
         "floor": known.floor_text,
         "tables": tables,
     }
+
+
+def _indexed(context: JobContext, table: str, states: Sequence[ChunkState]) -> list[int] | None:
+    """The chunks whose rows are all in files that every index of the table covers; None: it has none.
+
+    A chunk's rows lie in the folder of the operation that loaded it, until a rewrite moves them. Where they are then is
+    not recorded: if any file of a rewrite is not covered, no chunk that was rewritten counts.
+    """
+    head = context.catalog.history.head(table)
+    found = uncovered_files(context.catalog, context.engine.coverings, head)
+    if found is None:
+        return None
+    loaded: Counter[str] = Counter()
+    for state in states:
+        loaded[state.operation] += state.rows
+    files, uncovered = found
+    held: Counter[str] = Counter()
+    for file in files:
+        held[_operation_of(file.path)] += file.rows
+    left = {_operation_of(file.path) for file in uncovered}
+    unsure = bool(left - set(loaded))
+    return [
+        state.chunk
+        for state in states
+        if state.operation not in left and not (unsure and held[state.operation] < loaded[state.operation])
+    ]
+
+
+def _operation_of(path: str) -> str:
+    """The operation that wrote a data file: the folder that it lies in, at whatever depth."""
+    return path.partition("/data/")[2].partition("/")[0]
 
 
 def read_range(
