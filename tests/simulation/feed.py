@@ -27,6 +27,7 @@ KEYS = 40
 
 def make(lake: fm.Lake, partition: list[str]) -> None:
     lake.create_table(TABLE, SCHEMA, key=["id"], partition=partition)
+    lake.indexes.create(TABLE, on="part")
 
 
 # ── what a writer may do ──
@@ -242,6 +243,8 @@ def check_history(lake: fm.Lake, dice: random.Random, *, from_version: int = 0, 
         found = None if lake.catalog.history.is_expired(commit.version) else read_rows(lake, commit.version)
         before, rows = rows, _after(rows, commit, touched.sequence, found)
         assert found in (None, rows), f"version {commit.version}: {commit.message}: {found} is not {rows}"
+        if found is not None:
+            check_lookups(lake, rows, dice, commit.version)
         gone = len(set(before) - set(rows))
         assert touched.rows_total == len(rows)
         assert touched.rows_added - touched.rows_deleted == len(rows) - len(before)
@@ -273,6 +276,19 @@ def read_rows(lake: fm.Lake, version: int | None = None) -> Rows:
     rows = {row["id"]: (row["value"], row["part"], row["_seq"]) for row in found}
     assert len(rows) == len(found), "a key is there twice"
     return rows
+
+
+def check_lookups(lake: fm.Lake, rows: Rows, dice: random.Random, version: int) -> None:
+    """Every key that may ever have been used, and the rows of a value, are found at a version as the dict has them."""
+    wanted = {key: {"id": key, "value": row[0], "part": row[1]} for key, row in rows.items()}
+    keys = list(range(KEYS + 1))
+    dice.shuffle(keys)
+    found = lake.get_many(TABLE, keys, version=version).to_pylist()
+    assert found == [wanted[key] for key in keys if key in wanted], f"version {version}"
+    assert lake.get(TABLE, keys[0], version=version) == wanted.get(keys[0]), f"version {version}"
+    part = dice.choice([None, *"abcx"])
+    page = lake.lookup(TABLE, part=part, limit=KEYS + 1, version=version)
+    assert page.rows == [wanted[key] for key in sorted(wanted) if wanted[key]["part"] == part], f"version {version}"
 
 
 def check_feed(lake: fm.Lake, rows: Rows, dice: random.Random, splits: int = 3) -> None:
