@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 import floodmark as fm
 from floodmark.catalog import tables
-from floodmark.catalog.indexes import VALUE, SealedSegment
+from floodmark.catalog.indexes import VALUE, SealedSegment, WantedIndex
 from floodmark.errors import BelowRetention, Corrupt, Incomplete, Invalid, NotFound
 from floodmark.index.writing import columns_on, is_wide_on, write_segments
 from floodmark.rows.index.hashing import ENCODER, ENCODERS, Encoder
@@ -45,7 +45,8 @@ def index(lake: fm.Lake, table: str, *columns: str, files: Callable[[int], bool]
     ids = [schema.find_field(name).field_id for name in columns]
     found = columns_on(schema, ids)
     assert found is not None
-    row = catalog.indexes.create(head.table_id, VALUE, ids, is_wide_on(found), ENCODER.number)
+    wanted = WantedIndex(VALUE, tuple(sorted(ids)), is_wide_on(found), ENCODER.number)
+    row, _ = catalog.indexes.declare(head.table_id, wanted)
     every = select_files(catalog.files, head, schema).files
     some = [file for at, file in enumerate(every) if files(at)]
     folder = join(catalog.files.metadata(head.metadata_location).location, "data", "01TEST")
