@@ -110,7 +110,11 @@ def kept_groups(
     size_bytes: int | None = None,
 ) -> Groups:
     """What a read of these columns with these tests opens of a file, from its footer."""
-    with damaged(location), opened(storage, location, size_bytes) as stream, pq.ParquetFile(stream) as parquet:
+    with (
+        damaged(location),
+        opened(storage, location, size_bytes) as stream,
+        pq.ParquetFile(stream, pre_buffer=False) as parquet,
+    ):
         names = _names(parquet.schema_arrow)
         kept = [number for number, keep in enumerate(_tested(parquet.metadata, names, tests)) if keep]
         wanted = {names[field.field_id] for field in fields if field.field_id in names}
@@ -135,7 +139,7 @@ def take_rows(storage: Storage, location: str, fields: Sequence[NestedField], po
 
 def held_fields(storage: Storage, location: str) -> frozenset[int]:
     """The field ids of the file's columns, from its footer."""
-    with damaged(location), opened(storage, location) as stream, pq.ParquetFile(stream) as parquet:
+    with damaged(location), opened(storage, location) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
         return frozenset(by_id(parquet.schema_arrow))
 
 
@@ -156,8 +160,9 @@ def _read_whole(
     target = read_schema(fields)
     with (
         opened(storage, location, size_bytes) as stream,
-        # Pages that have a checksum are compared with it: corrupted bytes must not be read as rows.
-        pq.ParquetFile(stream, page_checksum_verification=True) as parquet,
+        # Pages that have a checksum are compared with it: corrupted bytes must not be read as rows. Arrow buffers
+        # nothing: its threads would call this stream also while the interpreter ends, which aborts the process.
+        pq.ParquetFile(stream, pre_buffer=False, page_checksum_verification=True) as parquet,
     ):
         sources = by_id(parquet.schema_arrow)
         if len(sources) < len(parquet.schema_arrow):

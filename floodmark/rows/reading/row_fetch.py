@@ -62,7 +62,7 @@ _FOOTERS = _Footers()
 
 
 def _read_footer(storage: Storage, location: str, size_bytes: int) -> _Footer:
-    with opened(storage, location, size_bytes) as stream, pq.ParquetFile(stream) as parquet:
+    with opened(storage, location, size_bytes) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
         metadata, schema = parquet.metadata, parquet.schema_arrow
     columns = by_id(schema)
     if len(columns) < len(schema):
@@ -97,7 +97,9 @@ def fetch_rows(
         columns = None if footer.dotted else [source.name for source in sources if source is not None]
         with (
             opened(storage, location, size_bytes) as stream,
-            pq.ParquetFile(stream, metadata=footer.metadata, page_checksum_verification=True) as parquet,
+            pq.ParquetFile(
+                stream, metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True
+            ) as parquet,
         ):
             for groups, wanted in _runs(footer, positions):
                 start = int(footer.ends[groups[0] - 1]) if groups[0] else 0
