@@ -46,6 +46,7 @@ from floodmark.rows.project import GroupTest, read_numbered, read_schema
 from floodmark.rows.reading.row_fetch import fetch_rows
 from floodmark.rows.reading.selection import select_files
 from floodmark.rows.schema import nearest, user_fields
+from floodmark.shown import count_of
 
 # Files of all states that are remembered.
 FILES_REMEMBERED = 200_000
@@ -81,10 +82,11 @@ class LookupExplanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        by = f"{self.index}, {self.segments:,} segments, {self.candidates:,} candidates" if self.index else "none"
+        used = f"{count_of(self.segments, 'segment')}, {count_of(self.candidates, 'candidate')}"
+        by = f"{self.index}, {used}" if self.index else "none"
         return "\n".join(
             [
-                f"lookup in {self.table} at version {self.version}: {self.rows:,} rows",
+                f"lookup in {self.table} at version {self.version}: {count_of(self.rows, 'row')}",
                 f"  index       {by}",
                 f"  not covered {self.files_uncovered:,} of {self.files:,} files, {self.files_scanned:,} scanned",
                 f"  opened      {self.files_opened:,} files, {self.row_groups:,} row groups",

@@ -82,4 +82,4 @@ def test_explain_shows_what_is_used(folder: Path) -> None:
     used = json.loads(run(folder, "get", "users", "1", "--explain", "--json")[0])
     assert (used["index"], used["rows"], used["files_scanned"]) == ("key (id)", 1, 0)
     shown, _ = run(folder, "lookup", "users", "name=new", "--explain")
-    assert shown.splitlines()[0] == "lookup in users at version 5: 1 rows"
+    assert shown.splitlines()[0] == "lookup in users at version 5: 1 row"
