@@ -3,7 +3,7 @@
 The version is chosen when the scan is made, so every use of it reads the same state. Planning leaves out files by
 partitions and statistics, reading leaves out row groups, and the whole condition is applied to the rows that are read.
 Arrow reads in this process; a condition that Arrow cannot evaluate with Spark's exact meaning, Spark evaluates, and
-Arrow reads the rows that it found: so types, order and bytes are the same whoever evaluates it. Readers take no pin:
+Arrow reads the rows that it found: so types, order and bytes are the same in both cases. Readers take no pin:
 one that outlasts the grace of expired versions gets BelowRetention.
 """
 

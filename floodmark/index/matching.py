@@ -233,7 +233,7 @@ def _read(value: Value, column: Column) -> Value:
         if types.is_binary(kind):
             return base64.b64decode(text, validate=True)
     except ValueError:
-        pass
+        pass  # the text goes on, and is refused with the column's name and type
     return text
 
 

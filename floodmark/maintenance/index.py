@@ -332,7 +332,7 @@ class _IndexPlan(PublishPlan):
     """Segments, published by themselves."""
 
     takes_turn = False
-    # Whoever publishes it, it says the same; a fold checks again that nobody replaced its segments.
+    # It says the same at any time; a fold checks again that no other process replaced its segments.
     repeatable = True
 
     def __init__(self, engine: Engine, live: LiveTable) -> None:

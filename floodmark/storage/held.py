@@ -6,7 +6,7 @@ A held file cannot be read, and its name does not appear before its bytes are du
 
 Interleaving that `ending` excludes: thread A ends the files of all threads, which takes a while. B ends too, finds that
 nothing is held, and reads a file that has no name yet. So B waits for A. And if A fails, files of B are lost: an error
-that A's caller may catch. So B, and whoever ends these files later, fails as well (I4).
+that A's caller may catch. So B, and every later end of these files, fails as well (I4).
 """
 
 from __future__ import annotations

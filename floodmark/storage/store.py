@@ -235,7 +235,7 @@ class Storage:
         """Files that this thread writes inside appear at the clean end, all at once: one barrier, however many.
 
         Until then they cannot be read. After an error none of them appears, except so many that they were too much to
-        hold. No code of a caller may run inside: what it writes would not be durable when it is told so.
+        hold. No code of a caller may run inside: what it writes would not be durable when its call returns.
         """
         outer, held = self._held(), Held()
         self._thread.held = held
